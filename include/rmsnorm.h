@@ -84,12 +84,13 @@ typedef enum rmsnorm_status {
   RMSNORM_ERROR_BUFFER = 60        /* a text buffer of the caller is too small */
 } rmsnorm_status;
 
-/* rmsnorm_status_string - the name of a status and one line about it. Never NULL; static storage; any int is accepted. */
+/* rmsnorm_status_string - the name of a status and one line about it. Never NULL; static storage; any int is accepted.
+ */
 RMSNORM_API const char *rmsnorm_status_string(int status);
 
-/* rmsnorm_last_error - what was wrong with the last refused call of this thread: which argument, what was expected, what
- * was found. Never NULL; "" when nothing was refused yet. The text is thread-local and lives until the thread's next
- * refused call. A successful call does not clear it. */
+/* rmsnorm_last_error - what was wrong with the last refused call of this thread: which argument, what was expected,
+ * what was found. Never NULL; "" when nothing was refused yet. The text is thread-local and lives until the thread's
+ * next refused call. A successful call does not clear it. */
 RMSNORM_API const char *rmsnorm_last_error(void);
 
 /* rmsnorm_version - RMSNORM_VERSION of the library that is loaded; rmsnorm_version_string - "major.minor.patch". */
@@ -171,8 +172,8 @@ typedef enum rmsnorm_device { RMSNORM_DEVICE_CPU = 0, RMSNORM_DEVICE_CUDA = 1, R
  * 3. Tensors. Element (row, head, col) lies at data + row * row_stride + head * head_stride + col * col_stride, counted
  *    in elements. With heads == 1, head_stride is not looked at; with rows == 1, row_stride is not.
  *    Inputs: any strides, also 0 (one row seen by all) and negative. Outputs: rows may not overlap each other.
- *    col_stride must be 1 (it is here so that a transposed view is refused, RMSNORM_ERROR_COL_STRIDE, and never misread).
- *    A base pointer needs only the alignment of its element. data == NULL means: absent. */
+ *    col_stride must be 1 (it is here so that a transposed view is refused, RMSNORM_ERROR_COL_STRIDE, and never
+ * misread). A base pointer needs only the alignment of its element. data == NULL means: absent. */
 typedef struct rmsnorm_input_tensor {
   const void *data;
   int64_t row_stride;
@@ -245,26 +246,26 @@ typedef struct rmsnorm_parallel {
 /* ------------------------------------------------------------------------------------------------------------------
  * 5. Forward. */
 typedef struct rmsnorm_quant {
-  int32_t granularity;        /* rmsnorm_quant_granularity; NONE = no quantised output, the rest is not looked at */
-  int32_t block_cols;         /* BLOCK: 32, 64 or 128; divides nothing: a last block may be short. Others: 0 */
-  int32_t scale_op;           /* rmsnorm_scale_op */
-  int32_t scale_layout;       /* rmsnorm_scale_layout; BLOCK and MX */
-  int32_t e8m0_rounding;      /* rmsnorm_e8m0_rounding; MX */
-  float scale_max;            /* ROW and BLOCK: upper bound of the scale; 0 = none */
-  const float *scale;         /* TENSOR: [1], read; finite and > 0 */
-  void *scale_out;            /* ROW: f32 [rows * heads] packed. BLOCK: f32. MX: uint8_t e8m0 codes */
-  int64_t scale_stride;       /* BLOCK and MX: see rmsnorm_scale_layout. 0 = packed */
-  rmsnorm_output_tensor q;    /* the quantised values: FP8_E4M3, FP8_E5M2 or INT8 (MX: fp8 only) */
+  int32_t granularity;     /* rmsnorm_quant_granularity; NONE = no quantised output, the rest is not looked at */
+  int32_t block_cols;      /* BLOCK: 32, 64 or 128; divides nothing: a last block may be short. Others: 0 */
+  int32_t scale_op;        /* rmsnorm_scale_op */
+  int32_t scale_layout;    /* rmsnorm_scale_layout; BLOCK and MX */
+  int32_t e8m0_rounding;   /* rmsnorm_e8m0_rounding; MX */
+  float scale_max;         /* ROW and BLOCK: upper bound of the scale; 0 = none */
+  const float *scale;      /* TENSOR: [1], read; finite and > 0 */
+  void *scale_out;         /* ROW: f32 [rows * heads] packed. BLOCK: f32. MX: uint8_t e8m0 codes */
+  int64_t scale_stride;    /* BLOCK and MX: see rmsnorm_scale_layout. 0 = packed */
+  rmsnorm_output_tensor q; /* the quantised values: FP8_E4M3, FP8_E5M2 or INT8 (MX: fp8 only) */
 } rmsnorm_quant;
 
 typedef struct rmsnorm_forward_args {
-  size_t struct_size;                 /* sizeof(rmsnorm_forward_args), set by the initialiser */
-  int64_t rows;                       /* >= 0. Tokens */
-  int64_t heads;                      /* >= 1. Every (row, head) pair is one row to normalise */
-  int64_t cols;                       /* >= 1. The length that is normalised */
-  int64_t groups;                     /* >= 1, divides cols: each cols/groups columns have their own statistic */
-  double eps;                         /* >= 0 and finite; rounded to float32 once. No default: NaN until set */
-  int64_t divisor;                    /* what the sum of squares is divided by; 0 = cols/groups */
+  size_t struct_size; /* sizeof(rmsnorm_forward_args), set by the initialiser */
+  int64_t rows;       /* >= 0. Tokens */
+  int64_t heads;      /* >= 1. Every (row, head) pair is one row to normalise */
+  int64_t cols;       /* >= 1. The length that is normalised */
+  int64_t groups;     /* >= 1, divides cols: each cols/groups columns have their own statistic */
+  double eps;         /* >= 0 and finite; rounded to float32 once. No default: NaN until set */
+  int64_t divisor;    /* what the sum of squares is divided by; 0 = cols/groups */
   rmsnorm_numerics numerics;
   int32_t weight_dtype;               /* f32, f16, bf16 (f64 when x is f64) */
   int32_t weight_shape;               /* rmsnorm_weight_shape */
@@ -277,10 +278,10 @@ typedef struct rmsnorm_forward_args {
   void *rstd;                         /* NULL, or receives [rows, heads, groups] packed: f32 (f64 when x is f64) */
   const float *sumsq;                 /* NULL, or given sums of squares [rows, heads, groups] packed, see section 6 */
   rmsnorm_quant quant;
-  const rmsnorm_parallel *parallel;   /* NULL = OpenMP */
-  int32_t threads;                    /* see section 4 */
-  int32_t device;                     /* rmsnorm_device: where every pointer above points to */
-  const char *impl;                   /* NULL = the library chooses (or RMSNORM_IMPL does); a name forces that one */
+  const rmsnorm_parallel *parallel; /* NULL = OpenMP */
+  int32_t threads;                  /* see section 4 */
+  int32_t device;                   /* rmsnorm_device: where every pointer above points to */
+  const char *impl;                 /* NULL = the library chooses (or RMSNORM_IMPL does); a name forces that one */
 } rmsnorm_forward_args;
 
 #define RMSNORM_EPS_UNSET_BITS 0x7ff8000000000000ull
@@ -292,13 +293,12 @@ static inline rmsnorm_forward_args rmsnorm_forward_args_init(void);
 /* rmsnorm_forward - normalise every row of x by its root mean square, scale it, and hand it to the epilogue.
  *
  *   h[r,c]     = x[r,c] + residual[r,c]                    (residual given; otherwise h = x)
- *   residual_out[r,c] = h[r,c]                             (rounded once; with round_sum STORED this is also the h below)
- *   h[r,c]    *= act(gate[r,c])                            (gate BEFORE)
- *   rstd[r,g]  = 1 / sqrt( sum_{c in g} h[r,c]^2 / divisor + eps )
- *   v[r,c]     = round_normed( round_xhat(h[r,c] * round_rstd(rstd)) * (weight_offset + weight[c]) )
- *   v[r,c]    *= act(gate[r,c])                            (gate AFTER)
- *   y[r,c]     = v[r,c]                                    (rounded once to the type of y)
- *   q[r,c]     = v[r,c] / scale                            (rounded to nearest even, saturated; NaN stays NaN, in int8: 0)
+ *   residual_out[r,c] = h[r,c]                             (rounded once; with round_sum STORED this is also the h
+ * below) h[r,c]    *= act(gate[r,c])                            (gate BEFORE) rstd[r,g]  = 1 / sqrt( sum_{c in g}
+ * h[r,c]^2 / divisor + eps ) v[r,c]     = round_normed( round_xhat(h[r,c] * round_rstd(rstd)) * (weight_offset +
+ * weight[c]) ) v[r,c]    *= act(gate[r,c])                            (gate AFTER) y[r,c]     = v[r,c] (rounded once to
+ * the type of y) q[r,c]     = v[r,c] / scale                            (rounded to nearest even, saturated; NaN stays
+ * NaN, in int8: 0)
  *
  *   with r over all (row, head) pairs and act = silu or sigmoid in float32.
  *
@@ -317,7 +317,8 @@ static inline rmsnorm_forward_args rmsnorm_forward_args_init(void);
  * Threads     safe from many threads if their outputs do not overlap.
  * Returns     RMSNORM_OK, or a status of section 1 with nothing written.
  * Moves       rows * heads * cols * (bytes of x + bytes of y), plus residual and residual_out where present.
- * Source      B. Zhang, R. Sennrich, "Root Mean Square Layer Normalization", NeurIPS 2019; roundings: docs/numerics.md. */
+ * Source      B. Zhang, R. Sennrich, "Root Mean Square Layer Normalization", NeurIPS 2019; roundings: docs/numerics.md.
+ */
 RMSNORM_API rmsnorm_status rmsnorm_forward(const rmsnorm_forward_args *args, void *stream);
 
 /* ------------------------------------------------------------------------------------------------------------------
@@ -360,26 +361,26 @@ typedef struct rmsnorm_backward_args {
   int64_t rows, heads, cols, groups; /* as in forward */
   double eps;
   int64_t divisor;
-  rmsnorm_numerics numerics;   /* the forward's; weight_offset, round_sum and the gate matter, see below */
+  rmsnorm_numerics numerics; /* the forward's; weight_offset, round_sum and the gate matter, see below */
   int32_t weight_dtype;
   int32_t weight_shape;
   const void *weight;
-  rmsnorm_input_tensor x;                 /* x, or the saved sum residual_out (then residual absent) */
-  rmsnorm_input_tensor residual;          /* to recompute the sum instead of saving it */
-  rmsnorm_input_tensor gate;              /* present exactly when numerics.gate is not NONE */
-  rmsnorm_input_tensor dy;                /* required: gradient of y */
-  rmsnorm_input_tensor dresidual_out;     /* or absent: gradient that arrives through the returned sum */
-  const void *rstd;                       /* NULL = recomputed, to the same bits; f32 (f64 when x is f64) as returned */
-  const float *sumsq;                     /* NULL, or given sums, as in forward */
-  const float *dot;                       /* NULL, or given row dots [rows, heads, groups] packed, summed over ranks */
-  int32_t sum_dtype;                      /* round_sum STORED with residual: the type residual_out had; NONE = promoted */
-  int32_t dweight_dtype;                  /* f32, f16, bf16 (f64 when x is f64) */
-  rmsnorm_output_tensor dx;               /* every output may be absent, but not all of them */
-  rmsnorm_output_tensor dresidual;        /* the same values as dx, in its own type */
+  rmsnorm_input_tensor x;             /* x, or the saved sum residual_out (then residual absent) */
+  rmsnorm_input_tensor residual;      /* to recompute the sum instead of saving it */
+  rmsnorm_input_tensor gate;          /* present exactly when numerics.gate is not NONE */
+  rmsnorm_input_tensor dy;            /* required: gradient of y */
+  rmsnorm_input_tensor dresidual_out; /* or absent: gradient that arrives through the returned sum */
+  const void *rstd;                   /* NULL = recomputed, to the same bits; f32 (f64 when x is f64) as returned */
+  const float *sumsq;                 /* NULL, or given sums, as in forward */
+  const float *dot;                   /* NULL, or given row dots [rows, heads, groups] packed, summed over ranks */
+  int32_t sum_dtype;                  /* round_sum STORED with residual: the type residual_out had; NONE = promoted */
+  int32_t dweight_dtype;              /* f32, f16, bf16 (f64 when x is f64) */
+  rmsnorm_output_tensor dx;           /* every output may be absent, but not all of them */
+  rmsnorm_output_tensor dresidual;    /* the same values as dx, in its own type */
   rmsnorm_output_tensor dgate;
-  void *dweight;                          /* shape of weight (weight_shape), packed; needs weight */
-  float *dot_out;                         /* NULL, or receives the row dots [rows, heads, groups] packed */
-  void *workspace;                        /* rmsnorm_backward_workspace_bytes bytes, 64-byte aligned; NULL when 0 */
+  void *dweight;   /* shape of weight (weight_shape), packed; needs weight */
+  float *dot_out;  /* NULL, or receives the row dots [rows, heads, groups] packed */
+  void *workspace; /* rmsnorm_backward_workspace_bytes bytes, 64-byte aligned; NULL when 0 */
   size_t workspace_bytes;
   const rmsnorm_parallel *parallel;
   int32_t threads;
@@ -449,8 +450,8 @@ RMSNORM_API const char *rmsnorm_impl_why_not(int i);
 RMSNORM_API rmsnorm_status rmsnorm_impl_for(int op, const void *args, const char **name);
 
 /* rmsnorm_explain - write, one line an implementation, which would run and why each other would not, into text[bytes]
- * (always 0-terminated; RMSNORM_ERROR_BUFFER when it did not fit, with as much as did). Invalid arguments: their status,
- * and the reason as the text. */
+ * (always 0-terminated; RMSNORM_ERROR_BUFFER when it did not fit, with as much as did). Invalid arguments: their
+ * status, and the reason as the text. */
 RMSNORM_API rmsnorm_status rmsnorm_explain(int op, const void *args, char *text, size_t bytes);
 
 /* rmsnorm_cpu_features - the instruction sets found at run time, e.g. "avx2 fma f16c avx512f". Static text. */

@@ -35,9 +35,9 @@ typedef struct rn_problem {
   const char *impl;   /* forced implementation, or NULL */
 
   rn_view x, residual, gate;
-  rn_view y, residual_out;         /* forward */
-  rn_view dy, dresidual_out;       /* backward inputs */
-  rn_view dx, dresidual, dgate;    /* backward outputs */
+  rn_view y, residual_out;      /* forward */
+  rn_view dy, dresidual_out;    /* backward inputs */
+  rn_view dx, dresidual, dgate; /* backward outputs */
 
   const char *weight; /* NULL = ones */
   int32_t weight_dtype;
@@ -53,12 +53,12 @@ typedef struct rn_problem {
   int32_t gate_kind;    /* rmsnorm_gate */
   int32_t gate_before;  /* bool */
 
-  void *rstd_out;         /* f32 (f64 for f64 x) [rows * heads * groups] */
-  const void *rstd_in;    /* backward */
-  const float *sumsq_in;  /* given sums */
-  float *sumsq_out;       /* stats */
-  const float *dot_in;    /* backward */
-  float *dot_out;         /* backward */
+  void *rstd_out;        /* f32 (f64 for f64 x) [rows * heads * groups] */
+  const void *rstd_in;   /* backward */
+  const float *sumsq_in; /* given sums */
+  float *sumsq_out;      /* stats */
+  const float *dot_in;   /* backward */
+  float *dot_out;        /* backward */
 
   int32_t quant; /* rmsnorm_quant_granularity */
   int32_t quant_dtype;
