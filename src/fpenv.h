@@ -14,6 +14,10 @@
 #include <float.h>
 #include <stdint.h>
 
+#ifdef __FAST_MATH__
+#error "-ffast-math reorders sums and drops NaN: the results would not be those of docs/numerics.md"
+#endif
+
 #if defined(FLT_EVAL_METHOD) && FLT_EVAL_METHOD != 0
 #error "float and double must be computed in their own width (on 32-bit x86: -msse2 -mfpmath=sse)"
 #endif
