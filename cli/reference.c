@@ -214,7 +214,7 @@ static rn_approx sum_of_squares(const rn_source *s, const arithmetic *k, int64_t
   if (isnan(sum) || isinf(sum))
     total.err = 0;
   else
-    total.err += depth(s->width) * k->unit * ((double)sum + err) + (double)s->width * k->tiny;
+    total.err += depth(s->width) * k->unit * ((double)sum + err);
   return total;
 }
 
@@ -235,11 +235,11 @@ static rn_approx rstd_of(const rn_source *s, const arithmetic *k, rn_approx sum)
 }
 
 static rn_approx statistic(const rn_source *s, const arithmetic *k, int64_t row, int64_t head, int64_t group) {
-  rn_approx sum;
-  if (s->sumsq)
-    sum = exactly(s->sumsq[(row * s->heads + head) * s->groups + group]);
-  else
-    sum = sum_of_squares(s, k, row, head, group);
+  if (s->sumsq) return rstd_of(s, k, exactly(s->sumsq[(row * s->heads + head) * s->groups + group]));
+  rn_approx sum = sum_of_squares(s, k, row, head, group);
+  /* Squares below the normal range are lost only in rows that are not rescued. */
+  double low = s->real == RMSNORM_DTYPE_F64 ? 0x1p-961 : 0x1p-121;
+  if (sum.value / (rn_real)s->divisor + (rn_real)s->eps > low) sum.err += (double)s->width * k->tiny;
   return rstd_of(s, k, sum);
 }
 
@@ -254,7 +254,8 @@ void rn_ref_stats(const rmsnorm_stats_args *a, rn_approx *sumsq) {
   for (int64_t r = 0; r < s.rows * s.heads; r++)
     for (int64_t g = 0; g < s.groups; g++) {
       rn_approx sum = sum_of_squares(&s, &k, r / s.heads, r % s.heads, g);
-      if (sum.value + sum.err > k.limit && !isinf(sum.value)) sum.err = INFINITY; /* plain float32: may overflow */
+      sum.err += (double)s.width * k.tiny; /* plain float32: small squares vanish, large ones may overflow */
+      if (sum.value + sum.err > k.limit && !isinf(sum.value)) sum.err = INFINITY;
       sumsq[r * s.groups + g] = sum;
     }
 }
