@@ -283,7 +283,7 @@ static void test_special_rows(void **state) {
   rn_ref_forward_out out = {.y = y};
   rn_ref_forward(&f, &out);
   for (int c = 0; c < 4; c++) {
-    assert_true(y[c].value == 0 && signbit(y[c].value) == (c == 1));
+    assert_true(y[c].value == 0 && !signbit(y[c].value) == (c != 1));
     assert_true(isnan(y[4 + c].value));
     assert_true(c == 1 ? isnan(y[8 + c].value) : y[8 + c].value == 0);
     assert_true(fabsl(y[12 + c].value - (c == 2 ? -1 : 1)) < 1e-15L && y[12 + c].err < 1e-5);
