@@ -105,7 +105,7 @@ rmsnorm_status rn_explain(const rn_problem *p, char *text, size_t bytes);
 /* error.c */
 rmsnorm_status rn_error(rmsnorm_status status, const char *format, ...)
 #ifdef __GNUC__
-    __attribute__((format(printf, 2, 3)))
+    __attribute__((format(printf, 2, 3), cold))
 #endif
     ;
 
@@ -122,6 +122,8 @@ void rn_parallel_for(const rn_problem *p, int threads, int64_t tasks, void (*tas
 extern const rn_impl rn_impl_portable;
 /* Forward (or stats) of the single row `row` = token * heads + head, everything written. */
 void rn_portable_row(const rn_problem *p, int64_t row);
+/* The statistic of a rescued row's group for backward, not rounded: xhat = (u * *factor) * *r. */
+void rn_portable_statistic(const rn_problem *p, int64_t row, int64_t group, float *factor, float *r);
 
 /* cpu/cpu.c */
 extern const rn_impl rn_impl_avx512, rn_impl_avx2, rn_impl_neon;

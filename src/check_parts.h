@@ -1,0 +1,236 @@
+/* check_parts.h - the checks that every operation shares and the call path can not afford a function call for.
+ *
+ * Nothing is written through a pointer of the caller, and none is read. Integers are compared as integers and
+ * floating-point values by their bits: the caller's floating-point mode is not ours yet, and comparing a NaN would
+ * raise a flag in it.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef RN_CHECK_PARTS_H
+#define RN_CHECK_PARTS_H
+
+#include "check.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+/* Inlined at every optimisation level: out of line these comparisons cost a one-row call a third of its time. */
+#define RN_INLINE static inline __attribute__((always_inline))
+
+#define TRY(call)                                                                                                      \
+  do {                                                                                                                 \
+    rmsnorm_status try_status = (call);                                                                                \
+    if (try_status != RMSNORM_OK) return try_status;                                                                   \
+  } while (0)
+
+/* check.c: the checks of a whole buffer. */
+
+/* Stands for inputs that a workspace query need not set. Never read. */
+extern const char rn_unset_input[64];
+/* Bytes of every known type. */
+extern const uint8_t rn_dtype_bytes[RMSNORM_DTYPE_E8M0 + 1];
+/* A strided tensor that is there: its view, and its region at the end of the list. */
+rmsnorm_status rn_check_input(const rn_problem *p, rn_check_mode mode, const char *name,
+                              const rmsnorm_input_tensor *tensor, rn_view *view, rn_regions *regions);
+rmsnorm_status rn_check_output(const rn_problem *p, rn_check_mode mode, const char *name,
+                               const rmsnorm_output_tensor *tensor, unsigned types, rn_view *view, rn_regions *regions);
+/* The weight that is there. */
+rmsnorm_status rn_check_weight(rn_problem *p, rn_check_mode mode, const void *weight, int32_t dtype, int32_t shape,
+                               float offset, rn_regions *regions);
+/* A packed array of count elements; count * size has no overflow (check_sizes). */
+rmsnorm_status rn_check_packed(const char *name, const void *data, int64_t count, int64_t size, rn_region *region);
+/* check_dtype's refusal. */
+rmsnorm_status rn_refuse_dtype(const char *name, int32_t dtype, unsigned types);
+/* (rows, heads) become one dimension where the tensors allow it. */
+void rn_collapse_heads(rn_problem *p, rn_regions *regions);
+
+/* Sets of types, one bit each. */
+#define BIT(dtype) (1u << RMSNORM_DTYPE_##dtype)
+enum {
+  FLOATS = BIT(F32) | BIT(F16) | BIT(BF16),
+  FLOATS_AND_F64 = FLOATS | BIT(F64),
+  QUANTISED = BIT(FP8_E4M3) | BIT(FP8_E5M2) | BIT(INT8)
+};
+
+RN_INLINE bool type_in(int32_t dtype, unsigned types) {
+  return (uint32_t)dtype < 32 && (types >> dtype & 1) != 0;
+}
+
+/* The types a tensor of this call may have: f64 only beside an x in f64. */
+RN_INLINE unsigned floats_of(const rn_problem *p) {
+  return p->x.dtype == RMSNORM_DTYPE_F64 ? FLOATS_AND_F64 : FLOATS;
+}
+
+RN_INLINE rmsnorm_status check_dtype(const char *name, int32_t dtype, unsigned types) {
+  return type_in(dtype, types) ? RMSNORM_OK : rn_refuse_dtype(name, dtype, types);
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+ * Numbers. */
+
+RN_INLINE uint64_t bits_of_double(double value) {
+  uint64_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+RN_INLINE uint32_t bits_of_float(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+static const uint32_t FLOAT_INFINITY_BITS = 0x7f800000u;
+static const uint64_t DOUBLE_INFINITY_BITS = 0x7ff0000000000000u;
+static const uint64_t FLT_MAX_AS_DOUBLE_BITS = 0x47efffffe0000000u;
+
+RN_INLINE bool is_positive_finite(float value) {
+  uint32_t bits = bits_of_float(value);
+  return bits > 0 && bits < FLOAT_INFINITY_BITS;
+}
+
+RN_INLINE rmsnorm_status check_eps(double eps, rn_problem *p) {
+  uint64_t bits = bits_of_double(eps);
+  bool f64 = p->x.dtype == RMSNORM_DTYPE_F64;
+  if (bits == (uint64_t)1 << 63) bits = 0; /* -0 is as good as 0 */
+  if (bits == RMSNORM_EPS_UNSET_BITS)
+    return rn_error(RMSNORM_ERROR_VALUE, "eps: is not set; it has no default, take it from the checkpoint's config");
+  if (f64 ? bits >= DOUBLE_INFINITY_BITS : bits > FLT_MAX_AS_DOUBLE_BITS)
+    return rn_error(RMSNORM_ERROR_VALUE, "eps: must be >= 0 and finite%s, is %g", f64 ? "" : " in float32", eps);
+  memcpy(&p->eps, &bits, sizeof bits);
+  return RMSNORM_OK;
+}
+
+RN_INLINE rmsnorm_status check_range(const char *name, int32_t value, int32_t last) {
+  if ((uint32_t)value <= (uint32_t)last) return RMSNORM_OK;
+  return rn_error(RMSNORM_ERROR_ENUM, "%s: unknown value %" PRId32 ", the largest known one is %" PRId32, name, value,
+                  last);
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+ * What all operations have. */
+
+/* For a length that it knows gcc writes "rep stos" here, which takes three times as long as memset. */
+RN_INLINE void clear(rn_problem *p) {
+  size_t bytes = sizeof *p;
+  __asm__("" : "+r"(bytes));
+  memset(p, 0, bytes);
+}
+
+RN_INLINE rmsnorm_status check_struct(const void *args, size_t found, size_t known) {
+  if (args == NULL) return rn_error(RMSNORM_ERROR_NULL, "args: is NULL");
+  if (found == known) return RMSNORM_OK;
+  if (found == 0) return rn_error(RMSNORM_ERROR_STRUCT_SIZE, "struct_size: is 0; start from the initialiser");
+  return rn_error(RMSNORM_ERROR_STRUCT_SIZE, "struct_size: this library knows %zu bytes, found %zu%s", known, found,
+                  found > known ? "; the program was compiled with a newer rmsnorm.h" : "");
+}
+
+RN_INLINE rmsnorm_status check_sizes(rn_problem *p, int64_t rows, int64_t heads, int64_t cols, int64_t groups,
+                                     int64_t divisor) {
+  if (rows < 0) return rn_error(RMSNORM_ERROR_SIZE, "rows: must be >= 0, is %" PRId64, rows);
+  if (heads < 1) return rn_error(RMSNORM_ERROR_SIZE, "heads: must be >= 1, is %" PRId64, heads);
+  if (cols < 1) return rn_error(RMSNORM_ERROR_SIZE, "cols: must be >= 1, is %" PRId64, cols);
+  if (groups < 1) return rn_error(RMSNORM_ERROR_SIZE, "groups: must be >= 1, is %" PRId64, groups);
+  int64_t group_cols = cols;
+  if (groups != 1) {
+    group_cols = cols / groups;
+    if (group_cols * groups != cols)
+      return rn_error(RMSNORM_ERROR_SIZE, "groups: %" PRId64 " does not divide cols, which is %" PRId64, groups, cols);
+  }
+  if (divisor < 0) return rn_error(RMSNORM_ERROR_SIZE, "divisor: must be >= 0, is %" PRId64, divisor);
+  /* One product bounds the bytes of every packed array, with rows == 0 those of dweight. */
+  int64_t total;
+  if (__builtin_mul_overflow(rows > 0 ? rows : 1, heads, &total) || __builtin_mul_overflow(total, cols, &total) ||
+      __builtin_mul_overflow(total, 8, &total))
+    return rn_error(RMSNORM_ERROR_SIZE, "rows * heads * cols: %" PRId64 " * %" PRId64 " * %" PRId64 " is too large",
+                    rows, heads, cols);
+  p->rows = rows;
+  p->heads = heads;
+  p->cols = cols;
+  p->groups = groups;
+  p->group_cols = group_cols;
+  p->divisor = divisor > 0 ? divisor : group_cols;
+  return RMSNORM_OK;
+}
+
+RN_INLINE rmsnorm_status check_execution(rn_problem *p, const rmsnorm_parallel *parallel, int32_t threads,
+                                         int32_t device, const char *impl) {
+  if (threads < 0) return rn_error(RMSNORM_ERROR_SIZE, "threads: must be >= 0, is %" PRId32, threads);
+  if (parallel != NULL) {
+    if (parallel->run == NULL) return rn_error(RMSNORM_ERROR_NULL, "parallel->run: is NULL");
+    if (parallel->threads < 1)
+      return rn_error(RMSNORM_ERROR_SIZE, "parallel->threads: must be >= 1, is %" PRId32, parallel->threads);
+    if (parallel->reserved != 0)
+      return rn_error(RMSNORM_ERROR_VALUE, "parallel->reserved: must be 0, is %" PRId32, parallel->reserved);
+  }
+  p->parallel = parallel;
+  p->threads = threads;
+  p->device = device;
+  p->impl = impl;
+  return check_range("device", device, RMSNORM_DEVICE_HIP);
+}
+
+RN_INLINE rmsnorm_status check_numerics(const rmsnorm_numerics *n) {
+  if (n->round_sum != RMSNORM_ROUND_NONE && n->round_sum != RMSNORM_ROUND_STORED)
+    return rn_error(RMSNORM_ERROR_ENUM, "numerics.round_sum: expected NONE (0) or STORED (4), found %" PRId32,
+                    n->round_sum);
+  if (n->round_rstd != RMSNORM_ROUND_NONE && n->round_rstd != RMSNORM_ROUND_X)
+    return rn_error(RMSNORM_ERROR_ENUM, "numerics.round_rstd: expected NONE (0) or X (1), found %" PRId32,
+                    n->round_rstd);
+  TRY(check_range("numerics.round_xhat", n->round_xhat, RMSNORM_ROUND_PROMOTED));
+  TRY(check_range("numerics.round_normed", n->round_normed, RMSNORM_ROUND_PROMOTED));
+  TRY(check_range("numerics.gate", n->gate, RMSNORM_GATE_SIGMOID));
+  return check_range("numerics.gate_place", n->gate_place, RMSNORM_GATE_BEFORE);
+}
+
+RN_INLINE rmsnorm_status check_gate_pair(const void *gate, int32_t kind, const char *kind_name) {
+  if ((gate != NULL) == (kind != RMSNORM_GATE_NONE)) return RMSNORM_OK;
+  return rn_error(RMSNORM_ERROR_COMBINATION,
+                  gate != NULL ? "gate: is given, but %s is NONE" : "gate: is absent, but %s is not NONE", kind_name);
+}
+
+RN_INLINE rmsnorm_status check_col_stride(const char *name, int64_t col_stride) {
+  if (col_stride == 1) return RMSNORM_OK;
+  return rn_error(RMSNORM_ERROR_COL_STRIDE, "%s: col_stride must be 1, is %" PRId64, name, col_stride);
+}
+
+RN_INLINE rmsnorm_status check_reserved(const char *name, int32_t reserved) {
+  if (reserved == 0) return RMSNORM_OK;
+  return rn_error(RMSNORM_ERROR_VALUE, "%s: reserved must be 0, is %" PRId32, name, reserved);
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+ * Rounding points as types. */
+
+/* The type computed in: what "not rounded" is called. */
+RN_INLINE int32_t full_type(const rn_problem *p) {
+  return p->x.dtype == RMSNORM_DTYPE_F64 ? RMSNORM_DTYPE_F64 : RMSNORM_DTYPE_F32;
+}
+
+RN_INLINE int32_t promoted(const rn_problem *p, int32_t a, int32_t b) {
+  return a == b ? a : full_type(p);
+}
+
+RN_INLINE int32_t rounding_type(const rn_problem *p, int32_t rounding) {
+  switch (rounding) {
+  case RMSNORM_ROUND_X:
+    return p->x.dtype;
+  case RMSNORM_ROUND_WEIGHT:
+    return p->weight != NULL && p->weight_size == 2 ? p->weight_dtype : full_type(p);
+  case RMSNORM_ROUND_PROMOTED:
+    return p->weight != NULL ? promoted(p, p->x.dtype, p->weight_dtype) : p->x.dtype;
+  default:
+    return full_type(p);
+  }
+}
+
+/* stored: the type of residual_out, NONE = not known, then x and residual decide. */
+RN_INLINE int32_t sum_type(const rn_problem *p, int32_t round_sum, int32_t stored) {
+  if (p->residual.data == NULL || round_sum == RMSNORM_ROUND_NONE) return full_type(p);
+  return stored != RMSNORM_DTYPE_NONE ? stored : promoted(p, p->x.dtype, p->residual.dtype);
+}
+
+RN_INLINE rmsnorm_status check_sum_dtype(const rn_problem *p, int32_t dtype) {
+  return dtype == RMSNORM_DTYPE_NONE ? RMSNORM_OK : check_dtype("sum_dtype", dtype, floats_of(p));
+}
+
+#endif /* RN_CHECK_PARTS_H */
