@@ -65,6 +65,12 @@ void rn_portable_row(const rn_problem *p, int64_t row) {
     forward_row_f32(p, row);
 }
 
+void rn_portable_statistic(const rn_problem *p, int64_t row, int64_t group, float *factor, float *r) {
+  const stat_f32 stat = rescued_stat_f32(p, row, group, RMSNORM_DTYPE_F32);
+  *factor = stat.power;
+  *r = stat.r;
+}
+
 static void any_row(const rn_problem *p, int64_t row) {
   int64_t g;
   if (p->op != RMSNORM_OP_BACKWARD) {

@@ -1,0 +1,367 @@
+/* forward.h - the forward row: sum the squares in the canonical order, then normalise, scale and hand on. Part of
+ * row.c.
+ *
+ * Bytes: a row is read once from memory and written once. The second pass reads it again, from the cache nearest to the
+ * core that holds a row (or a block of short rows), while the next row is prefetched behind it.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "../epilogue.h"
+#include "../order.h"
+#include "elements.h"
+#include "row.h"
+
+/* Short rows are taken several at a time: their sums share the shuffles of fold_sum4 and the latency of the square root
+ * and the two divisions. 16 rows fill one vector of rstd; a block stays within half of the first-level cache. */
+#define RN_ROWS_MAX    16
+#define RN_BLOCK_BYTES 16384
+
+/* acc[0 .. blocks * RN_PAIRS) = the lanes of `blocks` 64-lane blocks that start at lane `lane`. */
+RN_INLINE void square_lanes(const rn_problem *p, rn_cfg c, const rn_place *at, int64_t n, int64_t lanes, int64_t lane,
+                            const int blocks, v2 *acc) {
+  for (int j = 0; j < blocks * RN_PAIRS; ++j) acc[j] = v2_zero();
+  int64_t i = lane;
+  for (; i + blocks * 64 <= n; i += lanes)
+    for (int j = 0; j < blocks * RN_PAIRS; ++j) {
+      const v2 u = gated_before(p, c, at, i + j * RN_PAIR, RN_PAIR, load_sum(p, c, at, i + j * RN_PAIR, RN_PAIR));
+      acc[j] = v2_fma(u, u, acc[j]);
+    }
+  /* What is left of the last, partly filled step. Absent elements read as 0 and so change nothing: a lane of squares is
+   * never -0. */
+  if (i < n)
+    for (int j = 0; j < blocks * RN_PAIRS; ++j) {
+      const int64_t k = i + j * RN_PAIR;
+      if (k >= n) break;
+      const int count = n - k < RN_PAIR ? (int)(n - k) : RN_PAIR;
+      const v2 u = gated_before(p, c, at, k, count, load_sum(p, c, at, k, count));
+      acc[j] = v2_fma(u, u, acc[j]);
+    }
+}
+
+/* sums[first .. last) of one row's 64-lane blocks; first and last are multiples of 4. */
+RN_INLINE void square_blocks(const rn_problem *p, rn_cfg c, const rn_place *at, int64_t n, int64_t lanes, int64_t first,
+                             int64_t last, float *sums) {
+  const int tile = c.fixed ? RN_TILE_BLOCKS : 1;
+  v2 acc[RN_TILE_BLOCKS * RN_PAIRS];
+  vfold fold[4];
+  for (int64_t b = first; b < last; b += 4) {
+    for (int t = 0; t < 4; t += tile) {
+      square_lanes(p, c, at, n, lanes, (b + t) * 64, tile, acc);
+      for (int s = 0; s < tile; ++s) fold[t + s] = fold64(acc + s * RN_PAIRS, c.layout);
+    }
+    fold_sum4(fold, c.layout, sums + b);
+  }
+}
+
+/* The sums of squares of `count` short rows (64 or 128 lanes each). */
+RN_INLINE void square_short_rows(const rn_problem *p, rn_cfg c, const rn_place *at, int count, int64_t n, int64_t lanes,
+                                 float *sums) {
+  v2 acc[RN_PAIRS] = {v2_zero()};
+  vfold fold[4];
+  float out[4];
+  const int per_row = (int)(lanes / 64), step = 4 / per_row;
+  for (int r = 0; r < count; r += step) {
+    const int rows = count - r < step ? count - r : step;
+    for (int t = 0; t < 4; ++t) {
+      const int row = r + (t / per_row < rows ? t / per_row : 0); /* the first row again: that sum is not used */
+      if (t == 0 || row != r || t < per_row) square_lanes(p, c, at + row, n, lanes, t % per_row * 64, 1, acc);
+      fold[t] = fold64(acc, c.layout);
+    }
+    fold_sum4(fold, c.layout, out);
+    for (int t = 0; t < rows; ++t) sums[r + t] = per_row == 1 ? out[t] : out[2 * t] + out[2 * t + 1];
+  }
+}
+
+/* An instance of the first pass: the sums of squares of `count` rows of n elements; count is 1 for rows of more than
+ * 128 lanes. And its part for rows that are shared by threads. */
+typedef struct rn_square {
+  void (*rows)(const rn_problem *p, const rn_place *at, int count, int64_t n, float *sums);
+  void (*blocks)(const rn_problem *p, const rn_place *at, int64_t first, int64_t last, float *sums);
+} rn_square;
+
+RN_INLINE void square_rows(const rn_problem *p, rn_cfg c, const rn_place *at, int count, int64_t n, float *sums) {
+  const int64_t lanes = rn_lanes(n);
+  if (lanes <= 128)
+    square_short_rows(p, c, at, count, n, lanes, sums);
+  else {
+    float blocks[RN_BLOCKS_MAX];
+    square_blocks(p, c, at, n, lanes, 0, lanes / 64, blocks);
+    sums[0] = rn_tree(blocks, lanes / 64);
+  }
+}
+
+/* v = sum / divisor + eps, rstd = 1 / sqrt(v), for up to RN_ROWS_MAX rows at once. */
+RN_INLINE void finish_rstd(const rn_problem *p, int count, const float *sums, float *v, float *rstd) {
+  const vf divisor = vf_set1((float)p->divisor), eps = vf_set1((float)p->eps), one = vf_set1(1.0f);
+  for (int i = 0; i < count; i += RN_PAIR) {
+    v2 s = v2_load_f32(sums + i, RN_NATURAL), r;
+    s.a = vf_add(vf_div(s.a, divisor), eps), s.b = vf_add(vf_div(s.b, divisor), eps);
+    r.a = vf_div(one, vf_sqrt(s.a)), r.b = vf_div(one, vf_sqrt(s.b));
+    v2_store_f32(v + i, RN_NATURAL, s, 0);
+    v2_store_f32(rstd + i, RN_NATURAL, r, 0);
+  }
+}
+
+/* The value that y and the quantiser receive, docs/numerics.md 1.5. */
+RN_INLINE v2 normalise(const rn_problem *p, rn_cfg c, const rn_place *at, int64_t i, int count, v2 h, vf rstd,
+                       vf offset) {
+  v2 v = round_to(c.round_xhat, v2_scale(gated_before(p, c, at, i, count, h), rstd));
+  if (at->weight) {
+    const v2 w = load(c, c.weight, at->weight, i, count);
+    v = v2_mul(v, (v2){vf_add(w.a, offset), vf_add(w.b, offset)});
+  }
+  v = round_to(c.round_normed, v);
+  if (c.gate && !p->gate_before) v = v2_mul(v, v2_act(c.gate, load(c, p->gate.dtype, at->gate, i, count)));
+  return v;
+}
+
+/* One step of the last pass: everything is loaded before anything is stored, so that outputs may lie on inputs. */
+RN_INLINE void apply_step(const rn_problem *p, rn_cfg c, const rn_place *at, int64_t i, int count, vf rstd, vf offset,
+                          bool stream) {
+  const v2 h = load_sum(p, c, at, i, count);
+  const v2 v = normalise(p, c, at, i, count, h, rstd, offset);
+  if (c.residual && at->residual_out) {
+    /* The sum is stored before it is rounded a second time: without round_sum it has not been rounded yet. */
+    store(c, c.residual_out, at->residual_out, i, h, count, stream && at->residual_out != at->residual);
+  }
+  if (at->y) store(c, c.y, at->y, i, v, count, stream);
+}
+
+/* Elements before the first y that is aligned for streaming; everything when none will be. */
+RN_INLINE int64_t stream_head(rn_cfg c, const rn_place *at, int64_t i, int64_t n) {
+  const int64_t off = (int64_t)((uintptr_t)(at->y + rn_offset(c.y, i)) % RN_STREAM_ALIGN);
+  const int64_t head = off == 0 ? 0 : (RN_STREAM_ALIGN - off) / rn_offset(c.y, 1);
+  return head < n ? head : n;
+}
+
+/* Columns [first, last) of the last pass. `next` is the row whose bytes will be wanted soon, or NULL. */
+RN_INLINE void apply_row(const rn_problem *p, rn_cfg c, const rn_place *at, int64_t first, int64_t last, float rstd_one,
+                         bool stream, const rn_place *next) {
+  const vf rstd = vf_set1(rstd_one), offset = vf_set1(p->weight_offset);
+  int64_t i = first;
+  if (stream && at->y) {
+    const int64_t head = stream_head(c, at, first, last - first);
+    for (; i < first + head; i += RN_PAIR) {
+      const int64_t left = first + head - i;
+      apply_step(p, c, at, i, left < RN_PAIR ? (int)left : RN_PAIR, rstd, offset, false);
+    }
+    i = first + head;
+    if (at->residual_out && (uintptr_t)(at->residual_out + rn_offset(c.residual_out, i)) % RN_STREAM_ALIGN != 0 &&
+        at->residual_out != at->residual)
+      stream = false;
+  }
+  const char *next_x = next ? next->x : NULL, *next_residual = next ? next->residual : NULL;
+  for (; i + RN_PAIR <= last; i += RN_PAIR) {
+    apply_step(p, c, at, i, RN_PAIR, rstd, offset, stream);
+    if (next_x) {
+      for (int64_t byte = 0; byte < rn_offset(c.x, RN_PAIR); byte += 64) rn_prefetch(next_x + rn_offset(c.x, i) + byte);
+      if (c.residual)
+        for (int64_t byte = 0; byte < rn_offset(c.residual, RN_PAIR); byte += 64)
+          rn_prefetch(next_residual + rn_offset(c.residual, i) + byte);
+    }
+  }
+  if (i < last) apply_step(p, c, at, i, (int)(last - i), rstd, offset, false);
+}
+
+/* An instance of the last pass. */
+typedef void (*rn_apply)(const rn_problem *p, const rn_place *at, int64_t first, int64_t last, float rstd, bool stream,
+                         const rn_place *next);
+
+RN_INLINE rn_place place_of(const rn_problem *p, int64_t token, int64_t head) {
+  rn_place at;
+  const int64_t row = token, h = head;
+#define RN_AT(view) ((view).data ? (view).data + row * (view).row_bytes + h * (view).head_bytes : NULL)
+  at.x = RN_AT(p->x), at.residual = RN_AT(p->residual), at.gate = RN_AT(p->gate);
+  at.y = RN_AT(p->y), at.residual_out = RN_AT(p->residual_out), at.q = RN_AT(p->q);
+#undef RN_AT
+  at.weight = p->weight ? p->weight + head * p->weight_head_bytes : NULL;
+  return at;
+}
+RN_INLINE rn_place place_of_row(const rn_problem *p, int64_t row) {
+  return p->heads == 1 ? place_of(p, row, 0) : place_of(p, row / p->heads, row % p->heads);
+}
+RN_INLINE rn_place place_of_group(const rn_problem *p, rn_cfg c, const rn_place *row, int64_t g) {
+  rn_place at = *row;
+  const int64_t i = g * p->group_cols;
+  at.x += rn_offset(c.x, i);
+  if (at.residual) at.residual += rn_offset(c.residual, i);
+  if (at.gate) at.gate += rn_offset(p->gate.dtype, i);
+  if (at.y) at.y += rn_offset(c.y, i);
+  if (at.residual_out) at.residual_out += rn_offset(c.residual_out, i);
+  if (at.q) at.q += i;
+  if (at.weight) at.weight += g * p->weight_group_bytes;
+  return at;
+}
+
+RN_INLINE float row_rstd(const rn_problem *p, float rstd) {
+  return rn_round_to(p->round_rstd, rstd);
+}
+
+/* A row or a group with given sums has no rescue: v == 0 means rstd = 0. */
+RN_INLINE float given_rstd(float v, float rstd) {
+  return v == 0.0f ? 0.0f : rstd;
+}
+
+/* Rows of one group each, no quantised output: blocks of rows, statistic first, then the last pass. */
+static void plain_rows(const rn_problem *p, const rn_square *square, rn_apply apply, int64_t first, int64_t last,
+                       rn_way way) {
+  const int64_t n = p->cols;
+  int64_t block = rn_lanes(n) > 128 ? 1 : RN_BLOCK_BYTES / (n * 4);
+  if (block > RN_ROWS_MAX) block = RN_ROWS_MAX;
+  rn_place places[2][RN_ROWS_MAX];
+  float sums[RN_ROWS_MAX + RN_PAIR], v[RN_ROWS_MAX + RN_PAIR], rstd[RN_ROWS_MAX + RN_PAIR];
+  int64_t token = p->heads == 1 ? first : first / p->heads, head = p->heads == 1 ? 0 : first % p->heads;
+  int now = 0, count = 0;
+  for (int64_t row = first; row < last || count > 0;) {
+    /* The places of the next block are made before this one's last pass, which prefetches them. */
+    int next = 0;
+    for (; next < block && row < last; ++next, ++row) {
+      places[now ^ 1][next] = place_of(p, token, head);
+      if (++head == p->heads) head = 0, ++token;
+    }
+    const rn_place *at = places[now];
+    const int64_t this_row = row - next - count;
+    if (count > 0) {
+      if (p->sumsq_in)
+        memcpy(sums, p->sumsq_in + this_row, (size_t)count * sizeof(float));
+      else
+        square->rows(p, at, count, n, sums);
+      if (p->op == RMSNORM_OP_STATS)
+        memcpy(p->sumsq_out + this_row, sums, (size_t)count * sizeof(float));
+      else
+        finish_rstd(p, count, sums, v, rstd);
+    }
+    for (int r = 0; r < count && p->op != RMSNORM_OP_STATS; ++r) {
+      float one = rstd[r];
+      if (p->sumsq_in)
+        one = given_rstd(v[r], one);
+      else if (__builtin_expect(!rn_ordinary(v[r]), 0)) {
+        rn_portable_row(p, this_row + r);
+        continue;
+      }
+      one = row_rstd(p, one);
+      if (p->rstd_out) ((float *)p->rstd_out)[this_row + r] = one;
+      apply(p, at + r, 0, n, one, way.stream, way.prefetch && r < next ? &places[now ^ 1][r] : NULL);
+    }
+    now ^= 1, count = next;
+  }
+}
+
+/* The values of columns [i, i + count) of group g, into v. */
+static void normal_values(const rn_problem *p, rn_cfg c, const rn_place *at, int64_t i, int count, float rstd,
+                          float *v) {
+  const vf offset = vf_set1(p->weight_offset);
+  for (int k = 0; k < count; k += RN_PAIR) {
+    const int some = count - k < RN_PAIR ? count - k : RN_PAIR;
+    const v2 h = load_sum(p, c, at, i + k, some);
+    v2_store_f32(v + k, c.layout, normalise(p, c, at, i + k, some, h, vf_set1(rstd), offset), 0);
+  }
+}
+
+RN_INLINE float amax_of(const float *v, int count) {
+  float amax = 0.0f;
+  for (int k = 0; k < count; ++k) amax = rn_amax(amax, v[k]);
+  return amax;
+}
+
+/* The columns of a row in stretches of at most one block, none of which crosses a group. */
+#define RN_STRETCH 128
+typedef struct rn_stretch {
+  int64_t col, group, in_group; /* first column; its group; its place in the group */
+  int count;
+} rn_stretch;
+RN_INLINE bool next_stretch(const rn_problem *p, int64_t limit, rn_stretch *s) {
+  s->col += s->count, s->in_group += s->count;
+  if (s->in_group == p->group_cols) s->in_group = 0, ++s->group;
+  int64_t count = RN_STRETCH;
+  if (count > limit - s->col) count = limit - s->col;
+  if (count > p->group_cols - s->in_group) count = p->group_cols - s->in_group;
+  s->count = (int)count;
+  return count > 0;
+}
+
+/* Everything else: several groups, quantised outputs. One row at a time, its groups' statistics first. */
+static void general_row(const rn_problem *p, rn_cfg c, const rn_square *square, rn_apply apply, int64_t row) {
+  const int64_t n = p->group_cols, stat = row * p->groups;
+  const rn_place whole = place_of_row(p, row);
+  float sums[RN_PAIR] = {0}, v[RN_PAIR], r[RN_PAIR], rstd[RN_GROUPS_MAX];
+  for (int64_t g = 0; g < p->groups; ++g) {
+    const rn_place at = place_of_group(p, c, &whole, g);
+    if (p->sumsq_in)
+      sums[0] = p->sumsq_in[stat + g];
+    else
+      square->rows(p, &at, 1, n, sums);
+    if (p->op == RMSNORM_OP_STATS) {
+      p->sumsq_out[stat + g] = sums[0];
+      continue;
+    }
+    finish_rstd(p, 1, sums, v, r);
+    if (p->sumsq_in)
+      r[0] = given_rstd(v[0], r[0]);
+    else if (!rn_ordinary(v[0])) {
+      rn_portable_row(p, row);
+      return;
+    }
+    rstd[g] = row_rstd(p, r[0]);
+  }
+  if (p->op == RMSNORM_OP_STATS) return;
+  if (p->rstd_out)
+    for (int64_t g = 0; g < p->groups; ++g) ((float *)p->rstd_out)[stat + g] = rstd[g];
+  if (p->quant == RMSNORM_QUANT_NONE) {
+    for (int64_t g = 0; g < p->groups; ++g) {
+      const rn_place at = place_of_group(p, c, &whole, g);
+      apply(p, &at, 0, n, rstd[g], false, NULL);
+    }
+    return;
+  }
+
+  float values[RN_STRETCH + RN_PAIR], scale = p->quant == RMSNORM_QUANT_TENSOR ? *p->scale_in : 0.0f;
+  if (p->quant == RMSNORM_QUANT_ROW) {
+    float amax = 0.0f;
+    for (rn_stretch s = {0}; next_stretch(p, p->cols, &s);) {
+      const rn_place at = place_of_group(p, c, &whole, s.group);
+      normal_values(p, c, &at, s.in_group, s.count, rstd[s.group], values);
+      const float m = amax_of(values, s.count);
+      amax = m > amax ? m : amax;
+    }
+    scale = rn_scale(p->quant_dtype, amax, p->scale_max);
+    ((float *)p->scale_out)[row] = scale;
+  }
+  const bool blocks = p->quant == RMSNORM_QUANT_BLOCK || p->quant == RMSNORM_QUANT_MX;
+  const int64_t width = blocks ? p->block_cols : p->cols;
+  rn_stretch s = {0};
+  for (int64_t b = 0; b * width < p->cols; ++b) {
+    const int64_t end = (b + 1) * width < p->cols ? (b + 1) * width : p->cols;
+    int exponent = 0;
+    if (blocks) {
+      /* A block may cross groups: its amax first, stretch by stretch; a stretch is computed twice only then. */
+      float amax = 0.0f;
+      for (rn_stretch t = s; next_stretch(p, end, &t);) {
+        const rn_place at = place_of_group(p, c, &whole, t.group);
+        normal_values(p, c, &at, t.in_group, t.count, rstd[t.group], values);
+        const float m = amax_of(values, t.count);
+        amax = m > amax ? m : amax;
+      }
+      const int64_t index = row * p->scale_row_stride + b * p->scale_block_stride;
+      if (p->quant == RMSNORM_QUANT_MX) {
+        exponent = rn_mx_exponent(p->quant_dtype, p->e8m0_rounding, amax);
+        ((uint8_t *)p->scale_out)[index] = (uint8_t)(exponent + 127);
+      } else {
+        scale = rn_scale(p->quant_dtype, amax, p->scale_max);
+        ((float *)p->scale_out)[index] = scale;
+      }
+    }
+    while (next_stretch(p, end, &s)) {
+      const rn_place at = place_of_group(p, c, &whole, s.group);
+      uint8_t *q = (uint8_t *)at.q + s.in_group;
+      normal_values(p, c, &at, s.in_group, s.count, rstd[s.group], values);
+      if (at.y || at.residual_out)
+        for (int k = 0; k < s.count; k += RN_PAIR)
+          apply_step(p, c, &at, s.in_group + k, s.count - k < RN_PAIR ? s.count - k : RN_PAIR, vf_set1(rstd[s.group]),
+                     vf_set1(p->weight_offset), false);
+      if (p->quant == RMSNORM_QUANT_MX)
+        for (int k = 0; k < s.count; ++k) q[k] = rn_quantise_mx(p->quant_dtype, values[k], exponent);
+      else
+        for (int k = 0; k < s.count; ++k) q[k] = rn_quantise_scaled(p->quant_dtype, p->scale_op, values[k], scale);
+    }
+  }
+}

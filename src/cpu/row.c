@@ -1,0 +1,258 @@
+/* row.c - the row kernels of one instruction set. Compiled once per set, with RN_ISA_<SET> defined and that set's
+ * flags; everything in here is static but one table of functions.
+ *
+ * Each entry point picks an instance: the loops of forward.h and backward.h with the element types fixed at compile
+ * time for the usual combinations, and once with everything left to run time for all the others.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "elements.h"
+
+#include "forward.h"
+
+#include "backward.h"
+
+#define F32  RMSNORM_DTYPE_F32
+#define F16  RMSNORM_DTYPE_F16
+#define BF16 RMSNORM_DTYPE_BF16
+
+/* One element type for x, residual, residual_out and y; the weight's; and x-hat rounded to that type or not. */
+RN_INLINE rn_cfg uniform(int type, int weight, int residual, int round_xhat) {
+  return (rn_cfg){.x = type,
+                  .residual = residual ? type : 0,
+                  .weight = weight,
+                  .y = type,
+                  .residual_out = type,
+                  .gate = RMSNORM_GATE_NONE,
+                  .layout = type == BF16 ? RN_SPLIT : RN_NATURAL,
+                  .fixed = true,
+                  .round_xhat = round_xhat ? type : F32,
+                  .round_normed = F32};
+}
+
+/* Whatever the problem says. */
+RN_INLINE rn_cfg general(const rn_problem *p, int layout) {
+  return (rn_cfg){.x = p->x.dtype,
+                  .residual = p->residual.data ? p->residual.dtype : 0,
+                  .weight = p->weight_dtype,
+                  .y = p->y.dtype,
+                  .residual_out = p->residual_out.dtype,
+                  .gate = p->gate_kind,
+                  .layout = layout,
+                  .fixed = false,
+                  .round_xhat = p->round_xhat,
+                  .round_normed = p->round_normed};
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+ * The first pass: name, element type, residual? */
+#define RN_SQUARES(SQUARE)                                                                                             \
+  SQUARE(f32, F32, 0)                                                                                                  \
+  SQUARE(f32_sum, F32, 1)                                                                                              \
+  SQUARE(bf16, BF16, 0)                                                                                                \
+  SQUARE(bf16_sum, BF16, 1)                                                                                            \
+  SQUARE(f16, F16, 0)                                                                                                  \
+  SQUARE(f16_sum, F16, 1)
+
+#define RN_SQUARE(name, type, residual)                                                                                \
+  static void square_rows_##name(const rn_problem *p, const rn_place *at, int count, int64_t n, float *sums) {         \
+    square_rows(p, uniform(type, type, residual, 0), at, count, n, sums);                                              \
+  }                                                                                                                    \
+  static void square_blocks_##name(const rn_problem *p, const rn_place *at, int64_t first, int64_t last,               \
+                                   float *sums) {                                                                      \
+    square_blocks(p, uniform(type, type, residual, 0), at, p->cols, rn_lanes(p->cols), first, last, sums);             \
+  }                                                                                                                    \
+  static const rn_square square_##name = {square_rows_##name, square_blocks_##name};
+RN_SQUARES(RN_SQUARE)
+
+static void square_rows_any(const rn_problem *p, const rn_place *at, int count, int64_t n, float *sums) {
+  square_rows(p, general(p, RN_NATURAL), at, count, n, sums);
+}
+static void square_blocks_any(const rn_problem *p, const rn_place *at, int64_t first, int64_t last, float *sums) {
+  square_blocks(p, general(p, RN_NATURAL), at, p->cols, rn_lanes(p->cols), first, last, sums);
+}
+static const rn_square square_any = {square_rows_any, square_blocks_any};
+
+static const rn_square *square_for(const rn_problem *p) {
+  const int type = p->x.dtype, residual = p->residual.data != NULL;
+  if (p->gate_before) return &square_any;
+  if (residual && (p->residual.dtype != type || (p->round_sum != F32 && p->round_sum != type))) return &square_any;
+#define RN_CHOOSE(name, t, r)                                                                                          \
+  if (type == (t) && residual == (r)) return &square_##name;
+  RN_SQUARES(RN_CHOOSE)
+#undef RN_CHOOSE
+  return &square_any;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+ * The last pass: name, element type, weight type, residual?, x-hat rounded? */
+#define RN_APPLIES(APPLY)                                                                                              \
+  APPLY(f32, F32, F32, 0, 0)                                                                                           \
+  APPLY(f32_sum, F32, F32, 1, 0)                                                                                       \
+  APPLY(bf16, BF16, BF16, 0, 0)                                                                                        \
+  APPLY(bf16_round, BF16, BF16, 0, 1)                                                                                  \
+  APPLY(bf16_sum, BF16, BF16, 1, 0)                                                                                    \
+  APPLY(bf16_sum_round, BF16, BF16, 1, 1)                                                                              \
+  APPLY(bf16_w32, BF16, F32, 0, 0)                                                                                     \
+  APPLY(bf16_w32_round, BF16, F32, 0, 1)                                                                               \
+  APPLY(bf16_w32_sum, BF16, F32, 1, 0)                                                                                 \
+  APPLY(bf16_w32_sum_round, BF16, F32, 1, 1)                                                                           \
+  APPLY(f16, F16, F16, 0, 0)                                                                                           \
+  APPLY(f16_round, F16, F16, 0, 1)                                                                                     \
+  APPLY(f16_sum, F16, F16, 1, 0)                                                                                       \
+  APPLY(f16_sum_round, F16, F16, 1, 1)                                                                                 \
+  APPLY(f16_w32, F16, F32, 0, 0)                                                                                       \
+  APPLY(f16_w32_round, F16, F32, 0, 1)                                                                                 \
+  APPLY(f16_w32_sum, F16, F32, 1, 0)                                                                                   \
+  APPLY(f16_w32_sum_round, F16, F32, 1, 1)
+
+#define RN_APPLY(name, type, weight, residual, round)                                                                  \
+  static void apply_##name(const rn_problem *p, const rn_place *at, int64_t first, int64_t last, float rstd,           \
+                           bool stream, const rn_place *next) {                                                        \
+    apply_row(p, uniform(type, weight, residual, round), at, first, last, rstd, stream, next);                         \
+  }
+RN_APPLIES(RN_APPLY)
+
+static void apply_any(const rn_problem *p, const rn_place *at, int64_t first, int64_t last, float rstd, bool stream,
+                      const rn_place *next) {
+  (void)stream; /* the general form stores through the caches */
+  apply_row(p, general(p, RN_NATURAL), at, first, last, rstd, false, next);
+}
+
+static rn_apply apply_for(const rn_problem *p) {
+  const int type = p->x.dtype, weight = p->weight ? p->weight_dtype : type, residual = p->residual.data != NULL;
+  const int round = p->round_xhat != F32;
+  if (p->gate_kind || p->round_normed != F32 || (round && p->round_xhat != type)) return apply_any;
+  if (residual && (p->residual.dtype != type || (p->round_sum != F32 && p->round_sum != type))) return apply_any;
+  if (p->residual_out.data && p->residual_out.dtype != type) return apply_any;
+  if (p->y.data && p->y.dtype != type) return apply_any;
+#define RN_CHOOSE(name, t, w, r, h)                                                                                    \
+  if (type == (t) && weight == (w) && residual == (r) && round == (h)) return apply_##name;
+  RN_APPLIES(RN_CHOOSE)
+#undef RN_CHOOSE
+  return apply_any;
+}
+
+static void forward_rows(const rn_problem *p, int64_t first, int64_t last, rn_way way) {
+  const rn_square *square = square_for(p);
+  const rn_apply apply = apply_for(p);
+  if (p->groups > 1 || p->quant != RMSNORM_QUANT_NONE) {
+    const rn_cfg c = general(p, RN_NATURAL);
+    for (int64_t row = first; row < last; ++row) general_row(p, c, square, apply, row);
+    return;
+  }
+  plain_rows(p, square, apply, first, last, way);
+  if (way.stream) rn_stream_fence();
+}
+
+static void block_sums(const rn_problem *p, int64_t row, int64_t first, int64_t last, float *sums) {
+  const rn_place at = place_of_row(p, row);
+  square_for(p)->blocks(p, &at, first, last, sums);
+}
+
+static void apply_cols(const rn_problem *p, int64_t row, int64_t first, int64_t last, float rstd, rn_way way) {
+  const rn_place at = place_of_row(p, row);
+  apply_for(p)(p, &at, first, last, rstd, way.stream, NULL);
+  if (way.stream) rn_stream_fence();
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+ * Backward: name, element type of everything but the weight, weight type, first pass. */
+#define RN_GRADS(GRAD)                                                                                                 \
+  GRAD(f32, F32, F32, f32)                                                                                             \
+  GRAD(bf16, BF16, BF16, bf16)                                                                                         \
+  GRAD(bf16_w32, BF16, F32, bf16)                                                                                      \
+  GRAD(f16, F16, F16, f16)                                                                                             \
+  GRAD(f16_w32, F16, F32, f16)
+
+RN_INLINE rn_grad_cfg uniform_grad(int type, int weight) {
+  return (rn_grad_cfg){.forward = uniform(type, weight, 0, 0),
+                       .dy = type,
+                       .dresidual_out = type,
+                       .dx = type,
+                       .dresidual = type,
+                       .dgate = type,
+                       .rescued = false};
+}
+RN_INLINE rn_grad_cfg general_grad(const rn_problem *p, int layout) {
+  return (rn_grad_cfg){.forward = general(p, layout),
+                       .dy = p->dy.dtype,
+                       .dresidual_out = p->dresidual_out.dtype,
+                       .dx = p->dx.dtype,
+                       .dresidual = p->dresidual.dtype,
+                       .dgate = p->dgate.dtype,
+                       .rescued = true};
+}
+
+#define RN_GRAD(name, type, weight, first_pass)                                                                        \
+  static float dot_##name(const rn_problem *p, const rn_grad_place *at) {                                              \
+    return row_dot(p, uniform_grad(type, weight), at);                                                                 \
+  }                                                                                                                    \
+  static void bundle_##name(const rn_problem *p, const rn_grad_place *at, int rows, bool tree, const rn_collect *to,   \
+                            bool stream) {                                                                             \
+    bundle_pass(p, uniform_grad(type, weight), at, rows, tree, to, stream);                                            \
+  }                                                                                                                    \
+  static const rn_grad grad_##name = {&square_##first_pass, dot_##name, bundle_##name};
+RN_GRADS(RN_GRAD)
+
+/* The general form multiplies by at->factor, which is 1 for ordinary rows, so it serves rescued rows as well. It comes
+ * in both layouts, because it shares the scratch vectors of dweight with the instance it stands in for. */
+static float dot_any(const rn_problem *p, const rn_grad_place *at) {
+  return row_dot(p, general_grad(p, RN_NATURAL), at);
+}
+static void bundle_any(const rn_problem *p, const rn_grad_place *at, int rows, bool tree, const rn_collect *to,
+                       bool stream) {
+  (void)stream;
+  bundle_pass(p, general_grad(p, RN_NATURAL), at, rows, tree, to, false);
+}
+static void bundle_any_split(const rn_problem *p, const rn_grad_place *at, int rows, bool tree, const rn_collect *to,
+                             bool stream) {
+  (void)stream;
+  bundle_pass(p, general_grad(p, RN_SPLIT), at, rows, tree, to, false);
+}
+static const rn_grad grad_any = {&square_any, dot_any, bundle_any};
+static const rn_grad grad_any_split = {&square_any, dot_any, bundle_any_split};
+
+static const rn_grad *grad_for(const rn_problem *p) {
+  const int type = p->x.dtype, weight = p->weight ? p->weight_dtype : type;
+  if (p->gate_kind || p->residual.data || p->dy.dtype != type) return &grad_any;
+  if (p->dresidual_out.data && p->dresidual_out.dtype != type) return &grad_any;
+  if (p->dx.data && p->dx.dtype != type) return &grad_any;
+  if (p->dresidual.data && p->dresidual.dtype != type) return &grad_any;
+#define RN_CHOOSE(name, t, w, first_pass)                                                                              \
+  if (type == (t) && weight == (w)) return &grad_##name;
+  RN_GRADS(RN_CHOOSE)
+#undef RN_CHOOSE
+  return &grad_any;
+}
+static int layout_of(const rn_problem *p, const rn_grad *grad) {
+  return grad != &grad_any && p->x.dtype == BF16 ? RN_SPLIT : RN_NATURAL;
+}
+static const rn_grad *rescued_for(const rn_problem *p, const rn_grad *grad) {
+  return layout_of(p, grad) == RN_SPLIT ? &grad_any_split : &grad_any;
+}
+
+static void backward_rows(const rn_problem *p, int64_t first, int64_t last, rn_way way) {
+  const rn_grad *grad = grad_for(p);
+  grad_rows(p, grad, rescued_for(p, grad), first, last, way.stream);
+  if (way.stream) rn_stream_fence();
+}
+
+static void backward_lanes(const rn_problem *p, const rn_lane_range *range, rn_way way) {
+  const rn_grad *grad = grad_for(p);
+  grad_lanes(p, grad, rescued_for(p, grad), range, way.stream);
+  if (way.stream) rn_stream_fence();
+}
+
+static void dweight_cols(const rn_problem *p, int64_t vector, const float *sums, int64_t stride, int64_t parts,
+                         int64_t first, int64_t last) {
+  grad_finish(p, layout_of(p, grad_for(p)), vector, sums, stride, parts, first, last);
+}
+
+#if defined(RN_ISA_AVX512)
+const rn_isa rn_isa_avx512 =
+#elif defined(RN_ISA_AVX2)
+const rn_isa rn_isa_avx2 =
+#else
+const rn_isa rn_isa_neon =
+#endif
+    {forward_rows, block_sums, apply_cols, backward_rows, backward_lanes, dweight_cols};
