@@ -215,19 +215,14 @@ bool rn_index_load(const rn_index *index, const char *path, const unsigned char 
                                                : ": expected a float type, 8-bit codes, or V2/V1 with --dtype");
     return false;
   }
-  if (dtype != RMSNORM_DTYPE_NONE && e->dtype != RMSNORM_DTYPE_NONE && e->dtype != dtype &&
-      (int)rmsnorm_dtype_bytes(dtype) == e->item_bytes && e->item_bytes <= 2) {
-    fprintf(err, "%s: holds %s, but --dtype says %s; leave --dtype away, it is only for arrays of unnamed type\n", path,
-            rmsnorm_dtype_name(e->dtype), rmsnorm_dtype_name(dtype));
-    return false;
-  }
   void *data = NULL;
   if (posix_memalign(&data, 64, e->bytes ? e->bytes : 1) != 0) {
     fprintf(err, "%s: no memory for %zu bytes\n", path, e->bytes);
     return false;
   }
   tensor->dtype = e->dtype;
-  if (e->dtype == RMSNORM_DTYPE_NONE && (int)rmsnorm_dtype_bytes(dtype) == e->item_bytes) tensor->dtype = dtype;
+  if (e->dtype == RMSNORM_DTYPE_NONE && (int)rmsnorm_dtype_bytes(dtype) == e->item_bytes)
+    tensor->dtype = dtype, tensor->assumed = true;
   tensor->item_bytes = e->item_bytes;
   tensor->rank = e->rank;
   memcpy(tensor->shape, e->shape, sizeof tensor->shape);

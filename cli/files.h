@@ -22,6 +22,7 @@ enum { RN_RANK_MAX = 8 };
 typedef struct rn_tensor {
   int dtype;      /* rmsnorm_dtype; NONE = opaque elements of item_bytes bytes (numpy's V2, V1, u2, u1) */
   int item_bytes; /* bytes of one element */
+  bool assumed;   /* the elements were opaque; their type is the one the caller gave */
   int rank;       /* 0 ... RN_RANK_MAX */
   int64_t shape[RN_RANK_MAX];
   int64_t count; /* product of shape */

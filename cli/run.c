@@ -782,6 +782,11 @@ static int work(job *j) {
   if (!read_input(j, j->x_spec, &j->x, NULL) || !read_input(j, j->residual_spec, &j->residual, NULL) ||
       !read_input(j, j->gate_spec, &j->gate, NULL))
     return 2;
+  if (j->dtype && !j->x.assumed && !j->weight.assumed && !j->residual.assumed && !j->gate.assumed)
+    return rn_trouble("run",
+                      "--dtype %s: every input names its own type (x is %s), there is nothing to assume. Leave --dtype "
+                      "away; for the type of the result there is --out-dtype",
+                      rmsnorm_dtype_name(j->dtype), rmsnorm_dtype_name(j->x.dtype));
   if (a->groups < 1) return rn_trouble("run", "--groups: expected 1 or more");
   if ((status = take_shapes(j)) != 0) return status;
   if (j->gate_spec != NULL && a->numerics.gate == RMSNORM_GATE_NONE)
