@@ -115,7 +115,7 @@ RN_FN int rn_mx_exponent(int dtype, int e8m0_rounding, float amax) {
   return e < -127 ? -127 : e > 127 ? 127 : e;
 }
 
-/* MX: one value with the exponent of its scale. Two factors, because 2^-e alone may be out of range. */
+/* MX: one value with the exponent of its scale. Two normal factors: 2^-127 alone would be a subnormal one. */
 RN_FN uint8_t rn_quantise_mx(int dtype, float v, int e) {
   int half = e / 2;
   return rn_quantise(dtype, (v * rn_exp2i(half - e)) * rn_exp2i(-half));

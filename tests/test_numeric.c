@@ -481,6 +481,28 @@ static void gate_against_double(void **unused) {
   }
 }
 
+/* The bits, not only the bound: every step of section 2 carried out in exact fractions by a program in another
+ * language, the results folded into one number (FNV-1a, 32 bits at a time). */
+static uint64_t fold(uint64_t hash, float v) {
+  return (hash ^ rn_bits(v)) * 0x100000001b3u;
+}
+
+static void gate_bits(void **unused) {
+  uint64_t hash = 0xcbf29ce484222325u;
+  int i;
+  (void)unused;
+  for (i = 0; i < 20000; i++) hash = fold(hash, rn_exp_minus((float)i * 177 * 0x1p-15f));
+  assert_int_equal(hash, 0x3ce5ecf63f35f61au);
+  for (hash = 0xcbf29ce484222325u, i = 0; i < 4000; i++) {
+    float z = (float)(i - 2000) * 107 * 0x1p-14f;
+    hash = fold(hash, rn_act(RMSNORM_GATE_SIGMOID, z));
+    hash = fold(hash, rn_act(RMSNORM_GATE_SILU, z));
+    hash = fold(hash, rn_dact(RMSNORM_GATE_SIGMOID, z));
+    hash = fold(hash, rn_dact(RMSNORM_GATE_SILU, z));
+  }
+  assert_int_equal(hash, 0x684e7e3a5c7b9947u);
+}
+
 static void gate_corners(void **unused) {
   (void)unused;
   assert_true(rn_act(RMSNORM_GATE_SIGMOID, 0) == 0.5f && rn_act(RMSNORM_GATE_SIGMOID, -0.0f) == 0.5f);
@@ -548,6 +570,14 @@ static void chunks_of_known_shapes(void **unused) {
       {2048, 576, 2, 1024, 2},
       {131072, 128, 4, 4096, 32},
       {123457, 192, 4, 2048, 16},
+      {20000, 4096, 1, 1024, 1},
+      {9000, 4096, 1, 512, 1},
+      {50000, 2048, 1, 2048, 2},
+      {30000, 2048, 1, 1024, 2},
+      {20000, 8192, 1, 256, 1},
+      {60000, 1024, 1, 2048, 4},
+      {7000, 64, 4, 1024, 4},
+      {3000, 16384, 1, 128, 1},
   };
   size_t i;
   (void)unused;
@@ -623,6 +653,7 @@ int main(void) {
       cmocka_unit_test(mx_exponents),
       cmocka_unit_test(exponential_everywhere),
       cmocka_unit_test(gate_against_double),
+      cmocka_unit_test(gate_bits),
       cmocka_unit_test(gate_corners),
       cmocka_unit_test(lanes_of_every_length),
       cmocka_unit_test(chunks_of_known_shapes),
