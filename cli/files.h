@@ -35,6 +35,10 @@ typedef struct rn_model_facts {
   double eps;            /* ARCH.attention.layer_norm_rms_epsilon, < 0 = the file does not say */
 } rn_model_facts;
 
+/* rn_gguf_offset_folded - whether converters to GGUF add the 1 of this architecture's "1 + weight" norms to the weight
+ * they store. Readers of GGUF know of no offset, so those of all other architectures want none either. */
+bool rn_gguf_offset_folded(const char *architecture);
+
 /* rn_tensor_read - read the tensor `spec` names. `dtype` (or NONE) gives opaque elements of that size their type.
  * `facts` may be NULL. False: one message, ending in a newline, was written to err, and *tensor needs no free. */
 bool rn_tensor_read(const char *spec, int dtype, rn_tensor *tensor, rn_model_facts *facts, FILE *err);

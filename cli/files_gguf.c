@@ -8,6 +8,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+bool rn_gguf_offset_folded(const char *architecture) {
+  /* llama.cpp, conversion scripts: the classes that return weight + 1 for their norms. Gemma 3n and 4 do not, their
+   * models have no offset. */
+  static const char *const folded[] = {"gemma",     "gemma2", "gemma3",   "gemma-embedding",
+                                       "qwen3next", "qwen35", "qwen35moe"};
+  for (size_t i = 0; i < sizeof folded / sizeof *folded; i++)
+    if (strcmp(architecture, folded[i]) == 0) return true;
+  return false;
+}
+
 /* What is left of the file; reading past its end sets `wrong` and yields zeros. */
 typedef struct cursor {
   const unsigned char *at, *end;

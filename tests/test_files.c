@@ -264,6 +264,8 @@ static void test_safetensors(void **state) {
 
 static void test_gguf(void **state) {
   (void)state;
+  assert_true(rn_gguf_offset_folded("gemma3") && rn_gguf_offset_folded("qwen3next"));
+  assert_false(rn_gguf_offset_folded("llama") || rn_gguf_offset_folded("gemma3n") || rn_gguf_offset_folded("gemma4"));
   for (int version = 2; version <= 3; version++) {
     rn_tensor t;
     rn_model_facts facts;

@@ -1,0 +1,151 @@
+#!/bin/sh
+# test_cli.sh RMSNORM - what the command says and how it exits, on small files made here with printf.
+#
+# SPDX-License-Identifier: Apache-2.0
+set -u
+export LC_ALL=C NO_COLOR=1 RMSNORM_IMPL=portable
+
+rmsnorm=$(realpath "${1:?usage: test_cli.sh RMSNORM}")
+[ -x "$rmsnorm" ] || { echo "$1: not there" >&2; exit 2; }
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+cd "$dir" || exit 2
+failures=0
+
+fail() {
+  echo "FAILED: $1" >&2
+  sed 's/^/  stdout: /' out >&2
+  sed 's/^/  stderr: /' err >&2
+  failures=$((failures + 1))
+}
+
+# expect STATUS OUT ERR ARGUMENTS...: the exit status, and a basic regular expression that has to be on stdout and one
+# on stderr ("" = nothing may be there at all).
+expect() {
+  status=$1 want_out=$2 want_err=$3
+  shift 3
+  "$rmsnorm" "$@" >out 2>err
+  found=$?
+  [ "$found" -eq "$status" ] || { fail "rmsnorm $*: exit status $found, expected $status"; return; }
+  for pair in "out:$want_out" "err:$want_err"; do
+    file=${pair%%:*} wanted=${pair#*:}
+    if [ -z "$wanted" ]; then
+      [ ! -s "$file" ] || { fail "rmsnorm $*: std$file is not empty"; return; }
+    else
+      grep -q -- "$wanted" "$file" || { fail "rmsnorm $*: no '$wanted' on std$file"; return; }
+    fi
+  done
+}
+
+# same_bytes FILE OCTAL: the end of a file, byte by byte (od's notation without spaces).
+same_bytes() {
+  n=$(printf '%s' "$2" | wc -c)
+  found=$(tail -c $((n / 2)) "$1" | od -An -v -tx1 | tr -d ' \n')
+  [ "$found" = "$2" ] || { : >out; : >err; fail "$1: ends in $found, expected $2"; }
+}
+
+# npy NAME DESCR SHAPE DATA: a .npy file; DATA for printf.
+npy() {
+  header="{'descr': '$2', 'fortran_order': False, 'shape': $3, }"
+  { printf '\223NUMPY\001\000'; printf "\\$(printf %03o "${#header}")\\000"; printf '%s' "$header"; printf "$4"; } >"$1"
+}
+
+# x = [[1, 7], [0, 0]] and weight [1, 2] in f32; 1 and 7 have the mean square 25, so rstd = 1/5 (eps 0).
+npy x.npy '<f4' '(2, 2)' '\000\000\200\077\000\000\340\100\000\000\000\000\000\000\000\000'
+npy w.npy '<f4' '(2,)' '\000\000\200\077\000\000\000\100'
+npy w3.npy '<f4' '(3,)' '\000\000\200\077\000\000\000\100\000\000\000\100'
+npy heads.npy '<f4' '(2, 2)' '\000\000\200\077\000\000\000\100\000\000\000\000\000\000\000\000'
+npy b.npy '|V2' '(1, 2)' '\200\077\340\100' # [1, 7] in bf16, as numpy would save it
+npy g.npy '<f4' '(2, 2)' '\000\000\000\000\000\000\000\000\000\000\000\000\000\000\000\000'
+
+# The front door.
+expect 0 '^rmsnorm [0-9]*\.[0-9]*\.[0-9]*$' '' --version
+expect 0 '^Examples:' '' --help
+expect 0 '^Examples:' '' help
+for command in run check bench info; do
+  expect 0 '^Examples:' '' help $command
+  expect 0 '^Examples:' '' $command --help
+done
+expect 2 '' '^Examples:'
+expect 2 '' "there is no command 'rnu'; expected run, check" rnu
+expect 2 '' 'wants auto, always or never' --color=green info
+expect 2 '' 'unknown option --foo. Try: rmsnorm run --help' run --foo
+expect 2 '' 'unknown option' info --foo
+expect 0 '"name":"portable","usable":true' '' info --json
+expect 0 'portable *yes' '' info
+expect 0 "$(printf '\033')" '' info --color=always
+"$rmsnorm" info | grep -q "$(printf '\033')" && { : >out; : >err; fail "colour although NO_COLOR is set"; }
+
+# The job. y = [[1/5, 14/5], [0, 0]]: 1/5 = 3e4ccccd (0.2 + 3e-9); 7 times that lies
+# nearest to 3fb33333; times 2 = 40333333.
+expect 0 '^2 x 2 f32 -> f32, cpu, portable, .* us, .* GB/s$' '' run x.npy --weight w.npy --eps 0 -o y.npy
+same_bytes y.npy cdcc4c3e333333400000000000000000
+expect 0 '' '' run x.npy -w w.npy -e 0 -q -o y.npy --rstd r.npy
+same_bytes r.npy cdcc4c3e00000000
+expect 0 '"impl":"portable","seconds":[0-9.e+-]*,"bytes":40,"same":true,"outputs":\[{"name":"y","dtype":"f32","shape":\[2,2\],"file":"y.npy"}\]}$' '' \
+  run x.npy -w w.npy -e 0 --json -o y.npy
+expect 0 '.' '' run x.npy -w heads.npy -e 0 -o y.npy # per head: the second head's weight is 0
+same_bytes y.npy cdcc4c3e333333400000000000000000
+expect 0 '.' '' run x.npy -e 0 --groups 2 -o y.npy # every element is its own group: +-1, and 0 stays 0
+same_bytes y.npy 0000803f0000803f0000000000000000
+expect 0 '.' '' run x.npy --residual x.npy -e 0 -o y.npy --residual-out s.npy # 2 and 14: rstd 1/10
+same_bytes s.npy 00000040000060410000000000000000
+same_bytes y.npy cdcc4c3e3333b33f0000000000000000
+expect 0 '.' '' run x.npy -w w.npy -e 0 --offset 1 -o y.npy # weights 2 and 3
+same_bytes y.npy cdcccc3e666686400000000000000000
+expect 0 '.' '' run x.npy --gate g.npy --gate-act sigmoid -e 0 -o y.npy # sigmoid(0) = 1/2
+same_bytes y.npy cdcccc3d3333333f0000000000000000
+expect 0 '.' 'numpy has no bf16' run b.npy --dtype bf16 -e 0 -o y.npy # 0.2, 1.4 in bf16
+same_bytes y.npy 4d3eb33f
+expect 0 '1 x 2 bf16 -> f32' '' run b.npy --dtype bf16 -e 0 --out-dtype f32 -o y.npy
+same_bytes y.npy cdcc4c3e3333b33f
+expect 0 '.' 'numpy has no fp8_e4m3' run x.npy -e 0 --quant fp8-tensor --scale 1 -o q.npy # 0.2 -> 0.203125, 1.4 -> 1.375
+same_bytes q.npy 253b0000
+expect 0 '.' '' run x.npy -e 0 --quant int8-row -o q.npy --scale-out s.npy # 1.4 is 127; 0.2 is 18.14
+same_bytes q.npy 127f0000
+expect 0 '.' '' run x.npy -e 0 --quant mxfp8 -o m.safetensors --scale-out m.safetensors --y-out m.safetensors:y
+expect 2 '' 'holds 3 tensors' run m.safetensors -e 0 -o y.npy
+expect 0 '^portable' '' run x.npy -e 0 --explain
+
+# Comparison: 0 the same, 1 different, 2 trouble.
+"$rmsnorm" run x.npy -w w.npy -e 0 -q -o y.npy
+expect 0 'y: 0 of 4 elements differ from y.npy' '' run x.npy -w w.npy -e 0 --expect y.npy
+expect 1 'y: 2 of 4 elements differ from y.npy, at most' 'y: element 0 is 0.199.*, expected 0.2' run x.npy -w w.npy -e 0.01 --expect y.npy
+expect 0 '.' '' run x.npy -w w.npy -e 1e-6 --expect y.npy --expect-ulp 1
+expect 2 '' 'expected the same, found f32 with 2' run x.npy -w w.npy -e 0 --expect w.npy
+
+# Refusals: nothing is written.
+rm -f y.npy
+expect 2 '' 'expected one tensor to normalise, found 0' run
+expect 2 '' 'expected one tensor to normalise, found 2' run x.npy x.npy -o y.npy
+expect 2 '' 'nothing to do: give -o' run x.npy
+expect 2 '' '--eps is missing and has no default.*rms_norm_eps.*Try: --eps 1e-5' run x.npy -o y.npy
+expect 2 '' "expected a number such as 1e-5, found 'tiny'" run x.npy -e tiny -o y.npy
+expect 2 '' 'eps: must be >= 0' run x.npy -e -1 -o y.npy
+expect 2 '' '--preset: expected one of .*llama.*; found .lama' run x.npy -e 0 -p lama -o y.npy
+expect 2 '' 'missing.npy: can not be opened: No such file' run missing.npy -e 0 -o y.npy
+expect 2 '' '^  expected \[2\] or, per head, \[2, 2\]$' run x.npy -w w3.npy -e 0 -o y.npy
+expect 2 '' '^  found    \[3\]$' run x.npy -w w3.npy -e 0 -o y.npy
+expect 2 '' 'expected the shape of x, \[2, 2\]$' run x.npy --residual w.npy -e 0 -o y.npy
+expect 2 '' 'Try: --dtype bf16' run b.npy -e 0 -o y.npy
+expect 2 '' 'Leave --dtype away' run x.npy --dtype bf16 -e 0 -o y.npy
+expect 2 '' '--gate needs its activation' run x.npy --gate g.npy -e 0 -o y.npy
+expect 2 '' 'wants a gate' run x.npy -p mamba2 -e 0 -o y.npy
+expect 2 '' '--residual-out needs --residual' run x.npy --residual-out s.npy -e 0 -o y.npy
+expect 2 '' 'needs the scale: --scale S' run x.npy --quant fp8-tensor -e 0 -o y.npy
+expect 2 '' 'finds its own scales' run x.npy --quant fp8-row --scale 1 -e 0 -o y.npy
+expect 2 '' 'scales are for --quant' run x.npy --scale-out s.npy -e 0 -o y.npy
+expect 2 '' "expected a kind such as fp8-row.*found 'fp9'" run x.npy --quant fp9 -e 0 -o y.npy
+expect 2 '' 'expected none, x, weight, promoted, stored' run x.npy --round-xhat up -e 0 -o y.npy
+expect 2 '' 'ends in .npy or .safetensors' run x.npy -e 0 -o y.txt
+expect 2 '' 'nonesuch' run x.npy --impl nonesuch -e 0 -o y.npy
+expect 2 '' '--groups' run x.npy --groups 0 -e 0 -o y.npy
+expect 2 '' 'groups' run x.npy --groups 3 -e 0 -o y.npy
+expect 2 '' '--eps wants a value' run x.npy --eps
+: >out; : >err
+[ ! -e y.npy ] || fail "a refused call wrote y.npy"
+if [ -c /dev/full ]; then
+  "$rmsnorm" info >/dev/full 2>err && fail "a full disk behind stdout went unnoticed"
+fi
+[ "$failures" -eq 0 ] || { echo "$failures failures" >&2; exit 1; }
+echo "all of test_cli passed"
