@@ -58,10 +58,11 @@ static rmsnorm_status check_scale_out(rn_problem *p, const rmsnorm_quant *quant,
   p->scale_block_stride = by_column ? stride : 1;
   rn_region *region = &regions->output[regions->outputs++];
   TRY(rn_check_packed("quant.scale_out", quant->scale_out, extent / size, size, region));
-  int64_t row_bytes;
-  if (!by_column && !__builtin_mul_overflow(stride * size, p->heads, &row_bytes)) {
+  int64_t line_bytes, row_bytes;
+  if (!by_column && !__builtin_mul_overflow(stride, size, &line_bytes) &&
+      !__builtin_mul_overflow(line_bytes, p->heads, &row_bytes)) {
     /* Scales may lie between the rows of q in one buffer. The dtype is NONE so that they never pass for a tensor. */
-    regions->scale = (rn_view){quant->scale_out, p->rows > 1 ? row_bytes : 0, p->heads > 1 ? stride * size : 0,
+    regions->scale = (rn_view){quant->scale_out, p->rows > 1 ? row_bytes : 0, p->heads > 1 ? line_bytes : 0,
                                RMSNORM_DTYPE_NONE, (int32_t)size};
     region->view = &regions->scale;
     region->width = length * size;
