@@ -1,0 +1,90 @@
+# A thin front for CMake: make help lists what it can do. Everything is built in build/.
+# SPDX-License-Identifier: Apache-2.0
+BUILD  ?= build
+JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
+PREFIX ?= /usr/local
+CMAKE_ARGS ?=
+
+NEED       = scripts/need.sh build-essential=cc build-essential=make cmake=cmake
+NEED_TESTS = $(NEED) libcmocka-dev=/usr/include/cmocka.h
+CTEST      = ctest --output-on-failure -j$(JOBS) --test-dir
+
+.PHONY: all demo test check bench install sanitize sanitize-memory sanitize-thread cross plain format format-check lint clean help
+
+all: ## build the library and the command
+	@$(NEED)
+	cmake -S . -B $(BUILD) -DCMAKE_INSTALL_PREFIX=$(PREFIX) $(CMAKE_ARGS)
+	cmake --build $(BUILD) -j$(JOBS)
+
+demo: ## normalise real hidden states and compare with the model's own code
+	@$(NEED)
+	cmake -S . -B $(BUILD) -DRMSNORM_TESTS=OFF $(CMAKE_ARGS)
+	cmake --build $(BUILD) -j$(JOBS)
+	demo/run.sh $(BUILD)/rmsnorm
+
+test: ## build and run the tests
+	@$(NEED_TESTS)
+	cmake -S . -B $(BUILD) -DRMSNORM_TESTS=ON $(CMAKE_ARGS)
+	cmake --build $(BUILD) -j$(JOBS)
+	$(CTEST) $(BUILD)
+
+check: all ## compare every implementation on this machine with the portable one and with float64
+	$(BUILD)/rmsnorm check
+
+bench: all ## time the implementations beside a copy of the same bytes
+	$(BUILD)/rmsnorm bench
+
+install: all ## install to PREFIX (default /usr/local)
+	cmake --install $(BUILD)
+
+sanitize: sanitize-memory sanitize-thread ## run the tests under the sanitizers
+
+sanitize-memory:
+	@$(NEED_TESTS)
+	cmake -S . -B $(BUILD)-asan -DCMAKE_BUILD_TYPE=RelWithDebInfo -DRMSNORM_WERROR=ON \
+	  -DRMSNORM_SANITIZE=address,undefined $(CMAKE_ARGS)
+	cmake --build $(BUILD)-asan -j$(JOBS)
+	$(CTEST) $(BUILD)-asan
+
+# The OpenMP runtime was not built for the thread sanitizer, which reports its barriers: threads come from the tests'
+# own parallel-for here.
+sanitize-thread:
+	@$(NEED_TESTS)
+	cmake -S . -B $(BUILD)-tsan -DCMAKE_BUILD_TYPE=RelWithDebInfo -DRMSNORM_WERROR=ON -DRMSNORM_SANITIZE=thread \
+	  -DRMSNORM_OPENMP=OFF $(CMAKE_ARGS)
+	cmake --build $(BUILD)-tsan -j$(JOBS)
+	$(CTEST) $(BUILD)-tsan
+
+cross: ## build for 64-bit Arm and run the check under qemu
+	@$(NEED) gcc-aarch64-linux-gnu=aarch64-linux-gnu-gcc libc6-dev-arm64-cross=/usr/aarch64-linux-gnu/include/stdio.h \
+	  qemu-user=qemu-aarch64
+	cmake -S . -B $(BUILD)-aarch64 -DCMAKE_TOOLCHAIN_FILE=cmake/aarch64-linux-gnu.cmake -DRMSNORM_WERROR=ON $(CMAKE_ARGS)
+	cmake --build $(BUILD)-aarch64 -j$(JOBS)
+	$(CTEST) $(BUILD)-aarch64
+	qemu-aarch64 -L /usr/aarch64-linux-gnu $(BUILD)-aarch64/rmsnorm check --quick
+
+plain: ## build the portable sources with nothing but a C compiler
+	mkdir -p $(BUILD)
+	cc -std=c11 -Iinclude -DRMSNORM_STATIC examples/forward.c src/*.c -lm -o $(BUILD)/plain
+	$(BUILD)/plain
+
+SOURCES = $(wildcard include/*.h src/*.[ch] src/cpu/*.[ch] cli/*.[ch] tests/*.[ch] tests/install/*.c examples/*.c)
+
+format: ## bring every source file into the one format
+	@scripts/need.sh clang-format=clang-format
+	clang-format -i $(SOURCES)
+
+format-check:
+	@scripts/need.sh clang-format=clang-format
+	clang-format --dry-run --Werror $(SOURCES)
+
+lint: ## look for faults without running anything
+	@scripts/need.sh cppcheck=cppcheck
+	cppcheck --std=c11 --language=c --enable=warning,performance,portability --inline-suppr --error-exitcode=1 --quiet \
+	  --suppressions-list=cmake/cppcheck.txt -j$(JOBS) -Iinclude -Isrc src/*.c cli/*.c
+
+clean: ## remove what was built
+	rm -rf $(BUILD) $(BUILD)-asan $(BUILD)-tsan $(BUILD)-aarch64
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20

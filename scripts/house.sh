@@ -1,0 +1,42 @@
+#!/bin/sh
+# house.sh - the laws of the house that a text search can check.
+# SPDX-License-Identifier: Apache-2.0
+set -eu
+cd "$(dirname "$0")/.."
+failed=0
+complain() {
+  echo "house: $1" >&2
+  failed=1
+}
+
+sources=$(git ls-files '*.c' '*.h')
+
+for file in $sources; do
+  head -n 40 "$file" | grep -q 'SPDX-License-Identifier: Apache-2.0' || complain "$file has no licence line near its top"
+  [ -z "$(tail -c 1 "$file")" ] || complain "$file does not end with a newline"
+  case $file in src/*) most=600 ;; include/*) most=700 ;; *) most=700 ;; esac
+  lines=$(wc -l <"$file")
+  [ "$lines" -le "$most" ] || complain "$file has $lines lines, more than $most: two subjects in one file"
+done
+
+tabs=$(printf '\t')
+# shellcheck disable=SC2086
+if grep -ln "$tabs" $sources; then complain "tabs in the files above"; fi
+# shellcheck disable=SC2086
+if grep -n '^#if 0' $sources; then complain "dead code in the files above"; fi
+
+names=$(for file in $sources; do basename "$file"; done | sort | uniq -d)
+[ -z "$names" ] || complain "file names that occur twice: $names"
+
+# Nothing outside src looks into it, except the test of the number formats.
+outside=$(git ls-files 'cli/*.[ch]' 'tests/*.[ch]' 'examples/*.c' | grep -v '^tests/test_numeric.c$')
+private=$(git ls-files 'src/*.h' | xargs -n 1 basename)
+for header in $private; do
+  # shellcheck disable=SC2086
+  if grep -n "#include \"\(.*/\)\?$header\"" $outside; then complain "a file outside src includes $header"; fi
+done
+# The wings do not know each other.
+if grep -n '#include "portable' src/cpu/*; then complain "src/cpu includes a file of the portable implementation"; fi
+if grep -n '#include "cpu/' src/*.[ch]; then complain "src includes a file of src/cpu"; fi
+
+exit $failed
