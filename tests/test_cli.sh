@@ -2,6 +2,9 @@
 # test_cli.sh RMSNORM - what the command says and how it exits, on small files made here with printf.
 #
 # SPDX-License-Identifier: Apache-2.0
+#
+# Bytes are made by printf out of its own format:
+# shellcheck disable=SC2059
 set -u
 export LC_ALL=C NO_COLOR=1 RMSNORM_IMPL=portable
 
@@ -58,6 +61,22 @@ npy heads.npy '<f4' '(2, 2)' '\000\000\200\077\000\000\000\100\000\000\000\000\0
 npy b.npy '|V2' '(1, 2)' '\200\077\340\100' # [1, 7] in bf16, as numpy would save it
 npy g.npy '<f4' '(2, 2)' '\000\000\000\000\000\000\000\000\000\000\000\000\000\000\000\000'
 
+# gguf NAME ARCHITECTURE: one tensor "w", f32 [1, 2], and an eps of 2^-20.
+le8() { printf "\\$(printf %03o "$1")\\000\\000\\000\\000\\000\\000\\000"; }
+text() { le8 "${#1}"; printf '%s' "$1"; }
+gguf() {
+  {
+    printf 'GGUF\003\000\000\000'; le8 1; le8 2
+    text general.architecture; printf '\010\000\000\000'; text "$2"
+    text "$2.attention.layer_norm_rms_epsilon"; printf '\006\000\000\000\000\000\200\065'
+    text w; printf '\001\000\000\000'; le8 2; printf '\000\000\000\000'; le8 0
+  } >"$1"
+  while [ $(($(wc -c <"$1") % 32)) -ne 0 ]; do printf '\000' >>"$1"; done
+  printf '\000\000\200\077\000\000\000\100' >>"$1"
+}
+gguf gemma.gguf gemma2
+gguf llama.gguf llama
+
 # The front door.
 expect 0 '^rmsnorm [0-9]*\.[0-9]*\.[0-9]*$' '' --version
 expect 0 '^Examples:' '' --help
@@ -106,6 +125,18 @@ same_bytes q.npy 127f0000
 expect 0 '.' '' run x.npy -e 0 --quant mxfp8 -o m.safetensors --scale-out m.safetensors --y-out m.safetensors:y
 expect 2 '' 'holds 3 tensors' run m.safetensors -e 0 -o y.npy
 expect 0 '^portable' '' run x.npy -e 0 --explain
+
+# The offset of a weight out of GGUF: never added unasked, and said so. y as with weights 1 and 2, or 2 and 3.
+expect 0 '.' "already has the model's + 1 folded in; the preset's offset 1 is left out" \
+  run x.npy -w gemma.gguf:w -e 0 -p gemma -o y.npy
+same_bytes y.npy cdcc4c3e333333400000000000000000
+expect 0 '.' 'folded in; --offset 1 is added all the same, as asked' run x.npy -w gemma.gguf:w -e 0 --offset 1 -o y.npy
+same_bytes y.npy cdcccc3e666686400000000000000000
+expect 0 '.' 'architecture llama: the weight in this file is used as it is.*; offset 0 is right' \
+  run x.npy -w llama.gguf:w -e 0 -p llama -o y.npy
+expect 2 '' 'The file of the weight says 9.536743e-07. Try: --eps 9.536743e-07' run x.npy -w llama.gguf:w -o y.npy
+expect 2 '' 'holds no tensor called v. There are:' run x.npy -w llama.gguf:v -e 0 -o y.npy
+expect 2 '' '^  w  F32 \[2\]$' run x.npy -w llama.gguf:v -e 0 -o y.npy
 
 # Comparison: 0 the same, 1 different, 2 trouble.
 "$rmsnorm" run x.npy -w w.npy -e 0 -q -o y.npy
