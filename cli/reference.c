@@ -84,7 +84,7 @@ static arithmetic arithmetic_of(const rn_source *s) {
 }
 
 static rn_approx exactly(rn_real value) {
-  rn_approx a = {value, 0, (double)fabsl(value)};
+  rn_approx a = {value, 0, (double)fabsl(value), false};
   return a;
 }
 
@@ -97,11 +97,18 @@ static rn_approx rounded(const arithmetic *k, rn_approx a) {
     a.err = INFINITY;
   else
     a.err += k->unit * magnitude + k->tiny;
+  if (magnitude > 0 && magnitude * k->unit < 4 * k->tiny) a.small = true;
   return a;
 }
 
+/* Infinity times something that float32 may have rounded to 0: NaN or infinity, nobody can say. */
+static bool is_open(rn_approx a, rn_approx b) {
+  return isinf(a.value) && b.err > 0 && fabsl(b.value) <= b.err;
+}
+
 static rn_approx mul(const arithmetic *k, rn_approx a, rn_approx b) {
-  rn_approx p;
+  rn_approx p = {0, INFINITY, 0, a.small || b.small};
+  if (is_open(a, b) || is_open(b, a)) return p;
   double am = (double)fabsl(a.value), bm = (double)fabsl(b.value);
   p.value = a.value * b.value;
   p.err = (a.err ? a.err * bm : 0) + (b.err ? b.err * (am + a.err) : 0);
@@ -110,7 +117,7 @@ static rn_approx mul(const arithmetic *k, rn_approx a, rn_approx b) {
 }
 
 static rn_approx add(const arithmetic *k, rn_approx a, rn_approx b) {
-  rn_approx s = {a.value + b.value, a.err + b.err, a.size + b.size};
+  rn_approx s = {a.value + b.value, a.err + b.err, a.size + b.size, a.small || b.small};
   return rounded(k, s);
 }
 
@@ -122,6 +129,7 @@ static rn_approx stage(int dtype, int real, rn_approx a) {
     a.err = INFINITY;
   else
     a.err += 0.5 * rn_ref_ulp(dtype, magnitude);
+  if (magnitude > 0 && rn_ref_ulp(dtype, magnitude) == rn_ref_ulp(dtype, 0)) a.small = true;
   return a;
 }
 
@@ -145,16 +153,17 @@ static gate_values gate_at(const arithmetic *k, int gate, rn_real z) {
   rn_real sigmoid = (z < 0 ? e : 1) / (1 + e), cosig = (z < 0 ? 1 : e) / (1 + e);
   double u = k->unit, zm = (double)fabsl(z);
   double sigmoid_err = 5 * u * (double)sigmoid + 4 * k->tiny, cosig_err = 5 * u * (double)cosig + 4 * k->tiny;
+  bool low = e * k->unit < 4 * k->tiny;
   if (isinf(z)) zm = 0;
   if (isnan(z)) {
     g.act = g.slope = exactly(z);
   } else if (gate == RMSNORM_GATE_SIGMOID) {
-    rn_approx a = {sigmoid, sigmoid_err, (double)sigmoid}, b = {cosig, cosig_err, (double)cosig};
+    rn_approx a = {sigmoid, sigmoid_err, (double)sigmoid, low}, b = {cosig, cosig_err, (double)cosig, low};
     g.act = a;
     g.slope = mul(k, a, b);
   } else {
-    rn_approx s = {sigmoid, sigmoid_err, (double)sigmoid};
-    rn_approx inner = {1 + z * cosig, zm * cosig_err, 1 + zm * (double)cosig};
+    rn_approx s = {sigmoid, sigmoid_err, (double)sigmoid, low};
+    rn_approx inner = {1 + z * cosig, zm * cosig_err, 1 + zm * (double)cosig, low};
     g.act = mul(k, exactly(z), s);
     g.slope = mul(k, s, rounded(k, inner));
   }
@@ -180,7 +189,7 @@ static element element_at(const rn_source *s, const arithmetic *k, int64_t row, 
   rn_real h = rn_source_at(s, &s->x, row, head, col);
   if (s->residual.data) {
     h = sum_of(s, (double)h, rn_source_at(s, &s->residual, row, head, col));
-    h = rn_ref_round(s->sum_dtype, h);
+    h = rn_ref_round(s->sum_dtype, (double)h);
   }
   e.h = e.u = exactly(h);
   e.z = s->numerics.gate ? rn_source_at(s, &s->gate, row, head, col) : 0;
@@ -200,6 +209,11 @@ static rn_approx weight_at(const rn_source *s, const arithmetic *k, int64_t head
 
 /* ---- statistics of one (row, head, group) ---- */
 
+/* A sum whose terms brought along more error than rounding explains. */
+static bool lossy(const arithmetic *k, double err, double size) {
+  return err > 32 * k->unit * size;
+}
+
 static rn_approx sum_of_squares(const rn_source *s, const arithmetic *k, int64_t row, int64_t head, int64_t group) {
   rn_real sum = 0, lost = 0; /* compensated: an f64 row is judged by it too */
   double err = 0;
@@ -210,7 +224,7 @@ static rn_approx sum_of_squares(const rn_source *s, const arithmetic *k, int64_t
     sum = next;
     err += 2 * (double)fabsl(u.value) * u.err + u.err * u.err;
   }
-  rn_approx total = {sum + lost, err, (double)sum};
+  rn_approx total = {sum + lost, err, (double)sum, lossy(k, err, (double)sum)};
   if (isnan(sum) || isinf(sum))
     total.err = 0;
   else
@@ -222,7 +236,6 @@ static rn_approx sum_of_squares(const rn_source *s, const arithmetic *k, int64_t
 static rn_approx rstd_of(const rn_source *s, const arithmetic *k, rn_approx sum) {
   rn_approx r;
   rn_real v = sum.value / (rn_real)s->divisor + (rn_real)s->eps;
-  r.size = 0;
   if (isnan(v)) return exactly(v);
   if (isinf(v) || v == 0) return exactly(0);
   rn_real err = sum.err / (rn_real)s->divisor + 4 * k->unit * v;
@@ -231,6 +244,7 @@ static rn_approx rstd_of(const rn_source *s, const arithmetic *k, rn_approx sum)
   double relative = (double)(err / v);
   r.err = relative < 0.1 ? (double)r.value * (0.6 * relative + 2.1 * k->unit) : INFINITY;
   r.size = (double)r.value;
+  r.small = relative > 64 * k->unit;
   return r;
 }
 
@@ -276,6 +290,7 @@ static void note_amax(const arithmetic *k, rn_approx *amax, rn_approx v) {
   if (m > k->limit) m = k->limit;
   if (m > (double)amax->value) amax->value = m;
   if (v.err > amax->err) amax->err = v.err;
+  amax->small |= v.small;
 }
 
 void rn_ref_forward(const rmsnorm_forward_args *args, const rn_ref_forward_out *out) {
@@ -342,6 +357,7 @@ static rn_approx dot_of(const rn_source *s, const arithmetic *k, const rmsnorm_i
     dot.err += d.t.err * x + d.xhat.err * t + d.t.err * d.xhat.err;
     dot.size += t * x;
   }
+  dot.small = lossy(k, dot.err, dot.size);
   if (isnan(dot.value) || isinf(dot.value))
     dot.err = 0;
   else if (!(dot.size + dot.err < k->limit))
@@ -377,7 +393,7 @@ void rn_ref_backward(const rmsnorm_backward_args *args, const rn_ref_backward_ou
       rn_approx rstd = statistic(&s, &k, row, head, g);
       rn_approx dot = args->dot ? exactly(args->dot[r * s.groups + g]) : dot_of(&s, &k, &args->dy, rstd, row, head, g);
       if (out->dot) out->dot[r * s.groups + g] = dot;
-      rn_approx share = {dot.value / s.divisor, dot.err / (double)s.divisor, dot.size / (double)s.divisor};
+      rn_approx share = {dot.value / s.divisor, dot.err / (double)s.divisor, dot.size / (double)s.divisor, dot.small};
       share = rounded(&k, share);
       for (int64_t c = g * s.width; c < (g + 1) * s.width; c++) {
         gradient d = gradient_at(&s, &k, &args->dy, rstd, row, head, c);
@@ -401,6 +417,7 @@ void rn_ref_backward(const rmsnorm_backward_args *args, const rn_ref_backward_ou
   }
   for (int64_t i = 0; out->dweight && i < weights; i++) {
     rn_approx *w = &out->dweight[i];
+    w->small = lossy(&k, w->err, w->size);
     if (isnan(w->value) || isinf(w->value))
       w->err = 0;
     else if (!(w->size + w->err < k.limit))
@@ -417,9 +434,8 @@ bool rn_ref_within(int dtype, int compute, rn_approx ref, double got, double *ul
   if (isnan(ref.value)) return dtype == RMSNORM_DTYPE_INT8 ? got == 0 : isnan(got);
   if (isinf(ref.err) || isnan(ref.err)) return true;
   bool saturates = dtype == RMSNORM_DTYPE_INT8 || dtype == RMSNORM_DTYPE_FP8_E4M3 || dtype == RMSNORM_DTYPE_FP8_E5M2;
-  double largest = rn_ref_largest(dtype), unit = rn_ref_ulp(dtype, ref.size),
-         edge = largest + rn_ref_ulp(dtype, largest);
-  rn_real want = ref.value;
+  double largest = rn_ref_largest(dtype), unit = rn_ref_ulp(dtype, ref.size);
+  rn_real edge = (rn_real)largest + rn_ref_ulp(dtype, largest), want = ref.value, have = got;
   if (saturates) {
     if (want > largest) want = largest;
     if (want < -largest - (dtype == RMSNORM_DTYPE_INT8)) want = -largest - (dtype == RMSNORM_DTYPE_INT8);
@@ -427,15 +443,15 @@ bool rn_ref_within(int dtype, int compute, rn_approx ref, double got, double *ul
     /* Infinity stands one step past the largest number, and everything beyond is as good as infinity. */
     if (want > edge) want = edge;
     if (want < -edge) want = -edge;
-    if (isinf(got)) got = copysign(edge, got);
+    if (isinf(got)) have = copysignl(edge, have);
   }
   if (isnan(got)) {
     *ulp = *share = INFINITY;
     return false;
   }
-  double distance = (double)fabsl((rn_real)got - want), allowed = ref.err;
-  if (dtype != compute) allowed += 0.5 * rn_ref_ulp(dtype, fabsl(ref.value) + ref.err);
-  *ulp = distance / unit;
+  double distance = (double)fabsl(have - want), allowed = ref.err;
+  if (dtype != compute) allowed += 0.5 * rn_ref_ulp(dtype, (double)fabsl(ref.value) + ref.err);
+  if (!ref.small) *ulp = distance / unit;
   *share = distance == 0 ? 0 : distance / allowed;
   return distance <= allowed;
 }
@@ -444,7 +460,7 @@ bool rn_ref_scale_ok(const rmsnorm_quant *q, rn_approx amax, double got, double 
   *ulp = 0;
   double low = (double)amax.value - amax.err, high = (double)amax.value + amax.err;
   if (low < 0) low = 0;
-  if (isinf(amax.err)) return got > 0;
+  if (isinf(amax.err)) return q->granularity == RMSNORM_QUANT_MX || got > 0;
   double largest = rn_ref_largest(q->q.dtype);
   if (q->granularity == RMSNORM_QUANT_MX) {
     /* The power of two jumps: it has to be that of some amax within the bound. */
@@ -467,12 +483,13 @@ bool rn_ref_scale_ok(const rmsnorm_quant *q, rn_approx amax, double got, double 
   double want = (double)amax.value / largest, err = amax.err / largest + 0x1p-24 * want + 0x1p-150;
   if (want < 0x1p-126) want = 0x1p-126;
   if (want > bound) want = bound;
-  *ulp = fabs(got - want) / rn_ref_ulp(RMSNORM_DTYPE_F32, want);
+  double unit = rn_ref_ulp(RMSNORM_DTYPE_F32, want);
+  if (!amax.small) *ulp = fabs(got - want) / unit;
   return fabs(got - want) <= err;
 }
 
 rn_approx rn_ref_quantised(const rmsnorm_quant *q, rn_approx v, double scale) {
-  rn_approx r = {v.value / (rn_real)scale, v.err / scale, v.size / scale};
+  rn_approx r = {v.value / (rn_real)scale, v.err / scale, v.size / scale, v.small};
   /* A division, or a reciprocal and a product; a subnormal reciprocal loses more than a unit. */
   if (!isinf(r.value)) r.err += 2.1 * 0x1p-24 * (double)fabsl(r.value) + 0x1p-149;
   if (q->scale_op == RMSNORM_SCALE_RECIPROCAL && q->granularity != RMSNORM_QUANT_MX && 1 / scale < 0x1p-126)

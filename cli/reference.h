@@ -22,13 +22,13 @@ typedef long double rn_real;
 /* ---- number formats ---- */
 double rn_ref_load(int dtype, const void *data, int64_t i);
 /* Round to nearest even and give the code. f16, bf16, f32, f64 overflow to infinity; fp8 and int8 saturate. */
-uint64_t rn_ref_encode(int dtype, rn_real value);
+uint64_t rn_ref_encode(int dtype, double value);
 double rn_ref_decode(int dtype, uint64_t code);
-void rn_ref_store(int dtype, void *data, int64_t i, rn_real value);
+void rn_ref_store(int dtype, void *data, int64_t i, double value);
 /* The nearest value of that type, as a number. */
-double rn_ref_round(int dtype, rn_real value);
+double rn_ref_round(int dtype, double value);
 /* The distance between neighbouring values of that type around |value| (towards infinity). */
-double rn_ref_ulp(int dtype, rn_real value);
+double rn_ref_ulp(int dtype, double value);
 double rn_ref_largest(int dtype);
 
 /* ---- the float64 reference ---- */
@@ -36,6 +36,7 @@ typedef struct rn_approx {
   rn_real value;
   double err;  /* bound on |float32 result before its last rounding - value|; infinite = nothing can be promised */
   double size; /* what cancelled: |value| for a plain product, the sum of the magnitudes for a sum */
+  bool small;  /* something underflowed on the way: only `err` says how far off a result may be, an ulp says nothing */
 } rn_approx;
 
 /* Arrays of the caller, packed: [rows, heads, cols], [rows, heads, groups] or as said. NULL = not wanted. */
@@ -68,7 +69,8 @@ bool rn_ref_scale_ok(const rmsnorm_quant *quant, rn_approx amax, double got, dou
 rn_approx rn_ref_quantised(const rmsnorm_quant *quant, rn_approx v, double scale);
 
 /* Is `got`, a value of type dtype, within the bound? compute is the type arithmetic was done in (F32 or F64): storing
- * to any other type adds half an ulp. *ulp receives the distance in ulps of ref.size, *share the distance as a share of
+ * to any other type adds half an ulp. *ulp receives the distance in ulps of ref.size (0 for a small
+ * one), *share the distance as a share of
  * what is allowed (above 1 = wrong). */
 bool rn_ref_within(int dtype, int compute, rn_approx ref, double got, double *ulp, double *share);
 

@@ -1,0 +1,698 @@
+/* harness.c - run a case: make its arrays, call, compare. What the parts are for is in harness.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "harness.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+const rn_library rn_library_real = {rmsnorm_forward, rmsnorm_stats, rmsnorm_backward, rmsnorm_backward_workspace_bytes};
+
+const char *rn_finding_name(int kind) {
+  static const char *const names[RN_FINDING_KINDS] = {"bits", "guard", "input", "refused", "float64", "staged"};
+  return names[kind];
+}
+
+/* Bytes outputs hold before a call. They differ between the reference call and the call under test, so that an element
+ * neither writes can not look right; input gaps are NaN, so that reading one shows. */
+enum { POISON_REFERENCE = 0xa5, POISON_TEST = 0x5a, POISON_INPUT = 0xff };
+
+/* ---- a parallel-for of the caller ---- */
+
+typedef struct crew {
+  atomic_llong next;
+  int64_t tasks;
+  void (*task)(void *context, int64_t index);
+  void *context;
+} crew;
+
+static void *crew_work(void *argument) {
+  crew *c = argument;
+  for (;;) {
+    int64_t i = atomic_fetch_sub(&c->next, 1); /* last task first: no order may be relied on */
+    if (i < 0) return NULL;
+    c->task(c->context, i);
+  }
+}
+
+static void crew_run(void *context, int64_t tasks, void (*task)(void *, int64_t), void *task_context) {
+  enum { MOST = 8 };
+  const int *threads = context;
+  pthread_t others[MOST];
+  int started = 0;
+  crew c = {tasks - 1, tasks, task, task_context};
+  while (started < *threads - 1 && started < MOST && started < tasks - 1 &&
+         !pthread_create(&others[started], NULL, crew_work, &c))
+    started++;
+  crew_work(&c);
+  while (started) pthread_join(others[--started], NULL);
+}
+
+/* ---- from a case to arguments ---- */
+
+typedef struct binding {
+  void *data;
+  int64_t row_stride, head_stride, col_stride;
+} binding;
+
+static int64_t count_of(const rn_case *c, int t) {
+  switch (t) {
+  case RN_WEIGHT:
+  case RN_DWEIGHT:
+    return c->weight_shape == RMSNORM_WEIGHT_HEADS_COLS ? c->heads * c->cols
+           : c->weight_shape == RMSNORM_WEIGHT_GROUP    ? c->cols / c->groups
+                                                        : c->cols;
+  case RN_SCALE_IN:
+    return 1;
+  case RN_SCALE:
+    return c->rows * c->heads * rn_ref_blocks(&c->quant, c->cols);
+  case RN_RSTD:
+  case RN_RSTD_IN:
+  case RN_SUMSQ:
+  case RN_SUMSQ_IN:
+  case RN_DOT:
+  case RN_DOT_IN:
+    return c->rows * c->heads * c->groups;
+  default:
+    return c->rows * c->heads * c->cols;
+  }
+}
+
+static binding packed_binding(const rn_case *c, void *data) {
+  binding b = {data, c->heads * c->cols, c->cols, 1};
+  return b;
+}
+
+static rmsnorm_input_tensor input_of(const rn_case *c, const binding *b, int t) {
+  return rmsnorm_input_heads(b[t].data, b[t].data ? c->dtype[t] : 0, b[t].row_stride, b[t].head_stride);
+}
+static rmsnorm_output_tensor output_of(const rn_case *c, const binding *b, int t) {
+  return rmsnorm_output_heads(b[t].data, b[t].data ? c->dtype[t] : 0, b[t].row_stride, b[t].head_stride);
+}
+
+static rmsnorm_forward_args forward_args(const rn_case *c, const binding *b) {
+  rmsnorm_forward_args a = RMSNORM_FORWARD_ARGS_INIT;
+  a.rows = c->rows, a.heads = c->heads, a.cols = c->cols, a.groups = c->groups;
+  a.eps = c->eps, a.divisor = c->divisor, a.numerics = c->numerics;
+  a.weight = b[RN_WEIGHT].data, a.weight_dtype = c->dtype[RN_WEIGHT], a.weight_shape = c->weight_shape;
+  a.x = input_of(c, b, RN_X), a.residual = input_of(c, b, RN_RESIDUAL), a.gate = input_of(c, b, RN_GATE);
+  a.y = output_of(c, b, RN_Y), a.residual_out = output_of(c, b, RN_SUM);
+  a.rstd = b[RN_RSTD].data, a.sumsq = b[RN_SUMSQ_IN].data;
+  a.quant = c->quant;
+  a.quant.scale = b[RN_SCALE_IN].data, a.quant.scale_out = b[RN_SCALE].data;
+  a.quant.scale_stride =
+      c->quant.scale_layout == RMSNORM_SCALE_COL_MAJOR ? b[RN_SCALE].col_stride : b[RN_SCALE].row_stride;
+  if (c->quant.granularity < RMSNORM_QUANT_BLOCK) a.quant.scale_stride = 0;
+  a.quant.q = output_of(c, b, RN_Q);
+  return a;
+}
+
+static rmsnorm_stats_args stats_args(const rn_case *c, const binding *b) {
+  rmsnorm_stats_args a = RMSNORM_STATS_ARGS_INIT;
+  bool before = c->numerics.gate_place == RMSNORM_GATE_BEFORE;
+  a.rows = c->rows, a.heads = c->heads, a.cols = c->cols, a.groups = c->groups;
+  a.round_sum = c->numerics.round_sum, a.sum_dtype = c->dtype[RN_SUM];
+  a.x = input_of(c, b, RN_X), a.residual = input_of(c, b, RN_RESIDUAL);
+  if (c->numerics.gate && before) a.gate_kind = c->numerics.gate, a.gate = input_of(c, b, RN_GATE);
+  a.sumsq = b[RN_SUMSQ].data;
+  return a;
+}
+
+static rmsnorm_backward_args backward_args(const rn_case *c, const binding *b) {
+  rmsnorm_backward_args a = RMSNORM_BACKWARD_ARGS_INIT;
+  a.rows = c->rows, a.heads = c->heads, a.cols = c->cols, a.groups = c->groups;
+  a.eps = c->eps, a.divisor = c->divisor, a.numerics = c->numerics;
+  a.weight = b[RN_WEIGHT].data, a.weight_dtype = c->dtype[RN_WEIGHT], a.weight_shape = c->weight_shape;
+  a.x = input_of(c, b, RN_X), a.residual = input_of(c, b, RN_RESIDUAL), a.gate = input_of(c, b, RN_GATE);
+  a.dy = input_of(c, b, RN_DY), a.dresidual_out = input_of(c, b, RN_DSUM);
+  a.rstd = b[RN_RSTD_IN].data, a.sumsq = b[RN_SUMSQ_IN].data, a.dot = b[RN_DOT_IN].data;
+  a.sum_dtype = c->dtype[RN_SUM];
+  a.dx = output_of(c, b, RN_DX), a.dresidual = output_of(c, b, RN_DRESIDUAL), a.dgate = output_of(c, b, RN_DGATE);
+  a.dweight = b[RN_DWEIGHT].data, a.dweight_dtype = c->dtype[RN_DWEIGHT];
+  a.dot_out = b[RN_DOT].data;
+  return a;
+}
+
+/* Threads and implementation, alike in the three structs. */
+#define EXECUTE(args, c, name, crew_size, how)                                                                         \
+  do {                                                                                                                 \
+    (args).impl = (name);                                                                                              \
+    (args).threads = (c)->threads > 0 ? (c)->threads : 0;                                                              \
+    if ((c)->threads < 0) {                                                                                            \
+      (crew_size) = -(c)->threads;                                                                                     \
+      (how).context = &(crew_size), (how).threads = (crew_size), (how).run = crew_run;                                 \
+      (args).parallel = &(how);                                                                                        \
+    }                                                                                                                  \
+  } while (0)
+
+/* ---- findings ---- */
+
+static rn_finding *find(rn_harness *h, int kind, int tensor) {
+  for (int i = 0; i < h->found; i++)
+    if (h->findings[i].kind == kind && h->findings[i].tensor == tensor) {
+      h->findings[i].count++;
+      return NULL;
+    }
+  if (h->found == (int)(sizeof h->findings / sizeof h->findings[0])) return NULL;
+  rn_finding *f = &h->findings[h->found++];
+  memset(f, 0, sizeof *f);
+  f->kind = kind, f->tensor = tensor, f->count = 1;
+  return f;
+}
+
+static void locate(const rn_harness *h, rn_finding *f, int64_t at) {
+  const rn_case *c = h->c;
+  int t = f->tensor;
+  int64_t cols = t == RN_WEIGHT || t == RN_DWEIGHT ? h->count[t]
+                 : t == RN_SCALE                   ? rn_ref_blocks(&c->quant, c->cols)
+                 : rn_tensor_is_strided(t)         ? c->cols
+                                                   : c->groups;
+  int64_t heads = t == RN_DWEIGHT ? 1 : c->heads;
+  f->col = at % cols, f->head = at / cols % heads, f->row = at / cols / heads;
+}
+
+static void found_value(rn_harness *h, int kind, int tensor, int64_t at, double got, double want) {
+  rn_finding *f = find(h, kind, tensor);
+  if (!f) return;
+  locate(h, f, at);
+  f->got = got, f->want = want;
+}
+
+/* ---- memory ---- */
+
+static bool grow(void **p, size_t *have, size_t bytes) {
+  bytes += 64;
+  if (bytes <= *have) return true;
+  free(*p);
+  *p = NULL, *have = 0;
+  bytes += bytes / 2;
+  *p = aligned_alloc(64, (bytes + 63) / 64 * 64);
+  if (!*p) return false;
+  *have = bytes;
+  return true;
+}
+
+static size_t size_of(const rn_case *c, int t) {
+  return rmsnorm_dtype_bytes(c->dtype[t]);
+}
+
+static bool place_slot(rn_harness *h, int t) {
+  const rn_case *c = h->c;
+  rn_slot *s = &h->slot[t];
+  rn_layout l = c->layout[t];
+  s->size = size_of(c, t), s->col_stride = 1;
+  if (rn_tensor_is_strided(t)) {
+    int64_t wide = c->cols + l.pad;
+    s->rows = c->rows, s->heads = c->heads, s->cols = c->cols;
+    s->head_stride = c->cols, s->row_stride = c->heads * c->cols;
+    if (l.kind == RN_LAYOUT_PADDED) s->head_stride = wide, s->row_stride = c->heads * wide + l.pad / 2;
+    if (l.kind == RN_LAYOUT_SLICE) s->row_stride += l.pad;
+    if (l.kind == RN_LAYOUT_HEADS) s->row_stride = c->cols, s->head_stride = (c->rows ? c->rows : 1) * c->cols;
+    if (l.kind == RN_LAYOUT_BACKWARDS) s->head_stride = -wide, s->row_stride = -c->heads * wide;
+    if (l.kind == RN_LAYOUT_REPEATED) s->row_stride = 0;
+  } else if (t == RN_SCALE && c->quant.granularity >= RMSNORM_QUANT_BLOCK) {
+    int64_t blocks = rn_ref_blocks(&c->quant, c->cols), more = c->quant.scale_stride < 0 ? -c->quant.scale_stride : 0;
+    bool col_major = c->quant.scale_layout == RMSNORM_SCALE_COL_MAJOR;
+    s->rows = c->rows * c->heads, s->heads = 1, s->cols = blocks;
+    s->row_stride = col_major ? 1 : blocks + more;
+    s->col_stride = col_major ? s->rows + more : 1;
+    s->head_stride = 0;
+  } else {
+    s->rows = s->heads = 1, s->cols = h->count[t];
+    s->row_stride = s->head_stride = 0;
+  }
+  return rn_slot_place(s, l.offset, l.at_end);
+}
+
+static binding slot_binding(const rn_slot *s) {
+  binding b = {s->data, s->row_stride, s->head_stride, s->col_stride};
+  return b;
+}
+
+/* An input in guarded memory, and the same values packed for the reference call. */
+static bool make_input(rn_harness *h, int t) {
+  const rn_case *c = h->c;
+  rn_slot *s = &h->slot[t];
+  int64_t rows = rn_tensor_is_strided(t) ? c->rows * c->heads : 1,
+          cols = rn_tensor_is_strided(t) ? c->cols : h->count[t];
+  if (!grow(&h->packed[t], &h->packed_bytes[t], (size_t)h->count[t] * size_of(c, t)) || !place_slot(h, t) ||
+      !grow(&h->scratch, &h->scratch_bytes, (size_t)cols * sizeof(double)))
+    return false;
+  double *values = h->scratch;
+  for (int64_t r = 0; r < rows; r++) {
+    rn_case_fill(c, t, r, values, cols);
+    for (int64_t i = 0; i < cols; i++) rn_ref_store(c->dtype[t], h->packed[t], r * cols + i, values[i]);
+  }
+  rn_slot_poison(s, POISON_INPUT);
+  rn_slot_put(s, h->packed[t]);
+  rn_slot_keep(s);
+  rn_slot_get(s, h->packed[t]); /* repeated rows have become equal */
+  return true;
+}
+
+/* An input whose packed values are there already. */
+static bool adopt_input(rn_harness *h, int t) {
+  if (!place_slot(h, t)) return false;
+  rn_slot_poison(&h->slot[t], POISON_INPUT);
+  rn_slot_put(&h->slot[t], h->packed[t]);
+  rn_slot_keep(&h->slot[t]);
+  return true;
+}
+
+/* Any sums will do, as long as they are not those of the rows. */
+static bool make_sums(rn_harness *h) {
+  const rn_case *c = h->c;
+  if (!grow(&h->packed[RN_SUMSQ_IN], &h->packed_bytes[RN_SUMSQ_IN], (size_t)h->count[RN_SUMSQ_IN] * sizeof(float)))
+    return false;
+  float *sums = h->packed[RN_SUMSQ_IN];
+  int64_t width = c->cols / c->groups;
+  for (int64_t i = 0; i < h->count[RN_SUMSQ_IN]; i++) {
+    double sum = 0;
+    for (int64_t k = 0; k < width; k++) {
+      double v = rn_ref_load(c->dtype[RN_X], h->packed[RN_X], i * width + k);
+      sum += 1.7 * v * v;
+    }
+    sums[i] = (float)(sum > 0x1p126 ? 0x1p126 : sum);
+  }
+  return adopt_input(h, RN_SUMSQ_IN);
+}
+
+/* ---- the reference call ---- */
+
+static void refused(rn_harness *h, rmsnorm_status status) {
+  rn_finding *f = find(h, RN_FOUND_REFUSED, RN_X);
+  if (f) snprintf(f->text, sizeof f->text, "%s: %s", rmsnorm_status_string(status), rmsnorm_last_error());
+}
+
+static void packed_bindings(const rn_harness *h, binding *b) {
+  memset(b, 0, RN_TENSORS * sizeof *b);
+  for (int t = 0; t < RN_INPUTS; t++)
+    if (h->c->dtype[t]) b[t] = packed_binding(h->c, h->packed[t]);
+  for (int t = RN_INPUTS; t < RN_TENSORS; t++)
+    if (h->all & 1u << t) b[t] = packed_binding(h->c, h->packed[t]);
+  b[RN_SCALE].row_stride = rn_ref_blocks(&h->c->quant, h->c->cols);
+}
+
+static rmsnorm_status reference_forward(rn_harness *h, const rn_case *c) {
+  binding b[RN_TENSORS];
+  packed_bindings(h, b);
+  rmsnorm_forward_args a = forward_args(c, b);
+  a.impl = "portable", a.threads = 1;
+  a.quant.scale_layout = RMSNORM_SCALE_ROW_MAJOR, a.quant.scale_stride = 0;
+  if (!c->alone) return h->reference_library->forward(&a, NULL);
+  rmsnorm_status status = RMSNORM_OK;
+  a.rows = 1;
+  for (int64_t r = 0; r < c->rows && status == RMSNORM_OK; r++) {
+    int64_t blocks = rn_ref_blocks(&c->quant, c->cols);
+    rmsnorm_forward_args one = a;
+#define ADVANCE(member, t, n)                                                                                          \
+  if (one.member) one.member = (void *)((char *)(uintptr_t)one.member + r * (n) * (int64_t)size_of(c, t))
+    ADVANCE(x.data, RN_X, c->heads * c->cols);
+    ADVANCE(residual.data, RN_RESIDUAL, c->heads * c->cols);
+    ADVANCE(gate.data, RN_GATE, c->heads * c->cols);
+    ADVANCE(y.data, RN_Y, c->heads * c->cols);
+    ADVANCE(residual_out.data, RN_SUM, c->heads * c->cols);
+    ADVANCE(quant.q.data, RN_Q, c->heads * c->cols);
+    ADVANCE(quant.scale_out, RN_SCALE, c->heads * blocks);
+    ADVANCE(rstd, RN_RSTD, c->heads * c->groups);
+    ADVANCE(sumsq, RN_SUMSQ_IN, c->heads * c->groups);
+#undef ADVANCE
+    status = h->reference_library->forward(&one, NULL);
+  }
+  return status;
+}
+
+static rmsnorm_status reference_stats(rn_harness *h) {
+  binding b[RN_TENSORS];
+  packed_bindings(h, b);
+  rmsnorm_stats_args a = stats_args(h->c, b);
+  a.impl = "portable", a.threads = 1;
+  return h->reference_library->stats(&a, NULL);
+}
+
+static rmsnorm_status reference_backward(rn_harness *h) {
+  binding b[RN_TENSORS];
+  size_t bytes = 0;
+  packed_bindings(h, b);
+  rmsnorm_backward_args a = backward_args(h->c, b);
+  a.rstd = NULL, a.dot = NULL;
+  a.impl = "portable", a.threads = 1;
+  rmsnorm_status status = h->reference_library->workspace(&a, &bytes);
+  if (status != RMSNORM_OK) return status;
+  void *workspace = aligned_alloc(64, (bytes / 64 + 1) * 64);
+  if (workspace) memset(workspace, POISON_INPUT, bytes);
+  a.workspace = bytes ? workspace : NULL, a.workspace_bytes = bytes;
+  status = h->reference_library->backward(&a, NULL);
+  free(workspace);
+  return status;
+}
+
+/* rstd as a forward with these numerics returns it, for backward. Room: packed[RN_RSTD]. */
+static rmsnorm_status forward_rstd(rn_harness *h, int round_rstd) {
+  rn_case c = *h->c;
+  binding b[RN_TENSORS];
+  packed_bindings(h, b);
+  c.op = RMSNORM_OP_FORWARD, c.numerics.round_rstd = round_rstd;
+  c.quant.granularity = 0;
+  c.dtype[RN_Y] = c.dtype[RN_X];
+  void *y = malloc((size_t)h->count[RN_X] * 8 + 8), *sum = malloc((size_t)h->count[RN_X] * 8 + 8);
+  for (int t = RN_INPUTS; t < RN_TENSORS; t++) b[t].data = NULL;
+  b[RN_Y] = packed_binding(&c, y), b[RN_RSTD].data = h->packed[RN_RSTD];
+  if (c.dtype[RN_SUM] && c.dtype[RN_RESIDUAL]) b[RN_SUM] = packed_binding(&c, sum);
+  rmsnorm_forward_args a = forward_args(&c, b);
+  a.impl = "portable", a.threads = 1;
+  rmsnorm_status status = y && sum ? h->reference_library->forward(&a, NULL) : RMSNORM_ERROR_NULL;
+  free(y), free(sum);
+  return status;
+}
+
+/* ---- judging the reference call ---- */
+
+static void measure(rn_harness *h, int t, rn_approx ref, int64_t at, double got) {
+  const rn_case *c = h->c;
+  const rmsnorm_numerics *n = &c->numerics;
+  int compute = c->dtype[RN_X] == RMSNORM_DTYPE_F64 && t != RN_DOT ? RMSNORM_DTYPE_F64 : RMSNORM_DTYPE_F32;
+  bool staged = c->op == RMSNORM_OP_FORWARD && t != RN_SUM && (n->round_rstd || n->round_xhat || n->round_normed);
+  double ulp, share;
+  if (!rn_ref_within(c->dtype[t], compute, ref, got, &ulp, &share))
+    found_value(h, RN_FOUND_FLOAT64, t, at, got, (double)ref.value);
+  rn_measure *m = &h->measured[staged][t][c->dtype[t]];
+  m->elements++;
+  if (share > m->share) m->share = share;
+  if (ulp > m->ulp) {
+    rn_finding f;
+    f.tensor = t;
+    locate(h, &f, at);
+    m->ulp = ulp;
+    snprintf(m->where, sizeof m->where, "%s/%lld row %lld head %lld col %lld", c->family, (long long)c->index,
+             (long long)f.row, (long long)f.head, (long long)f.col);
+  }
+}
+
+static void measure_all(rn_harness *h, int t, const rn_approx *ref) {
+  for (int64_t i = 0; i < h->count[t]; i++) measure(h, t, ref[i], i, rn_ref_load(h->c->dtype[t], h->packed[t], i));
+}
+
+static bool same_element(int dtype, const void *a, const void *b, int64_t i) {
+  size_t size = rmsnorm_dtype_bytes(dtype);
+  if (!memcmp((const char *)a + (size_t)i * size, (const char *)b + (size_t)i * size, size)) return true;
+  return dtype != RMSNORM_DTYPE_INT8 && isnan(rn_ref_load(dtype, a, i)) && isnan(rn_ref_load(dtype, b, i));
+}
+
+static int64_t compare(rn_harness *h, int kind, int t, const void *got, const void *want, const uint8_t *skipped) {
+  const rn_case *c = h->c;
+  int64_t differing = 0;
+  if (!memcmp(got, want, (size_t)h->count[t] * size_of(c, t))) return 0;
+  for (int64_t i = 0; i < h->count[t]; i++) {
+    if (same_element(c->dtype[t], got, want, i)) continue;
+    if (skipped && skipped[i / (h->count[t] / (c->rows * c->heads))]) continue;
+    differing++;
+    found_value(h, kind, t, i, rn_ref_load(c->dtype[t], got, i), rn_ref_load(c->dtype[t], want, i));
+  }
+  return differing;
+}
+
+/* A row counts as skipped when one of its groups is. */
+static void skip_rows(const rn_case *c, uint8_t *skipped) {
+  for (int64_t r = 0; r < c->rows * c->heads; r++) {
+    uint8_t any = 0;
+    for (int64_t g = 0; g < c->groups; g++) any |= skipped[r * c->groups + g];
+    skipped[r] = any; /* r <= r * groups: read before it is written */
+  }
+}
+
+static bool judge_quant(rn_harness *h, const rmsnorm_forward_args *a, const rn_approx *y, const rn_approx *amax) {
+  const rn_case *c = h->c;
+  const rmsnorm_quant *q = &a->quant;
+  int64_t blocks = rn_ref_blocks(q, c->cols), block = rn_ref_block_cols(q, c->cols);
+  for (int64_t i = 0; c->dtype[RN_SCALE] && i < h->count[RN_SCALE]; i++) {
+    bool mx = q->granularity == RMSNORM_QUANT_MX;
+    double got =
+        mx ? ((const uint8_t *)h->packed[RN_SCALE])[i] : rn_ref_load(RMSNORM_DTYPE_F32, h->packed[RN_SCALE], i);
+    double ulp;
+    rn_measure *m = &h->measured[0][RN_SCALE][c->dtype[RN_SCALE]];
+    if (!rn_ref_scale_ok(q, amax[i], got, &ulp))
+      found_value(h, RN_FOUND_FLOAT64, RN_SCALE, i, got, (double)amax[i].value);
+    m->elements++;
+    if (ulp > m->ulp) m->ulp = ulp;
+  }
+  for (int64_t i = 0; i < h->count[RN_Q]; i++) {
+    int64_t at = i / c->cols * blocks + i % c->cols / block;
+    double scale =
+        q->granularity == RMSNORM_QUANT_TENSOR ? *q->scale : rn_ref_load(c->dtype[RN_SCALE], h->packed[RN_SCALE], at);
+    measure(h, RN_Q, rn_ref_quantised(q, y[i], scale), i, rn_ref_load(c->dtype[RN_Q], h->packed[RN_Q], i));
+  }
+  return true;
+}
+
+static bool judge_forward(rn_harness *h) {
+  const rn_case *c = h->c;
+  binding b[RN_TENSORS];
+  packed_bindings(h, b);
+  rmsnorm_forward_args a = forward_args(c, b);
+  size_t elements = (size_t)h->count[RN_X] + 1, rows = (size_t)(c->rows * c->heads) + 1;
+  size_t blocks = (size_t)rn_ref_blocks(&c->quant, c->cols);
+  rn_approx *y = malloc(elements * sizeof *y), *sum = malloc(elements * sizeof *sum);
+  rn_approx *rstd = malloc(rows * (size_t)c->groups * sizeof *rstd), *amax = malloc(rows * blocks * sizeof *amax);
+  char *staged = malloc(elements * 8 * 3 + rows * blocks * 4);
+  double *v = malloc((size_t)c->cols * sizeof *v);
+  uint8_t *skipped = malloc(rows * (size_t)c->groups);
+  bool ok = y && sum && rstd && amax && staged && v && skipped;
+  if (ok) {
+    rn_ref_forward_out out = {y, c->dtype[RN_SUM] ? sum : NULL, rstd, NULL, c->dtype[RN_Q] ? amax : NULL};
+    rn_ref_forward(&a, &out);
+    if (h->all & 1u << RN_Y) measure_all(h, RN_Y, y);
+    if (c->dtype[RN_SUM]) measure_all(h, RN_SUM, sum);
+    measure_all(h, RN_RSTD, rstd);
+    if (c->dtype[RN_Q]) judge_quant(h, &a, y, amax);
+    rn_staged_forward_out s = {staged, staged + elements * 8, staged + elements * 16, staged + elements * 24, skipped};
+    if (!c->dtype[RN_SUM]) s.residual_out = NULL;
+    if (!(h->all & 1u << RN_Y)) s.y = NULL;
+    rn_staged_forward(&a, h->packed[RN_RSTD], v, &s);
+    skip_rows(c, skipped);
+    if (s.y) compare(h, RN_FOUND_STAGED, RN_Y, h->packed[RN_Y], s.y, skipped);
+    if (s.residual_out) compare(h, RN_FOUND_STAGED, RN_SUM, h->packed[RN_SUM], s.residual_out, NULL);
+    if (c->dtype[RN_Q]) compare(h, RN_FOUND_STAGED, RN_Q, h->packed[RN_Q], s.q, skipped);
+    if (c->dtype[RN_SCALE]) compare(h, RN_FOUND_STAGED, RN_SCALE, h->packed[RN_SCALE], s.scale, skipped);
+  }
+  free(y), free(sum), free(rstd), free(amax), free(staged), free(v), free(skipped);
+  return ok;
+}
+
+static bool judge_stats(rn_harness *h) {
+  binding b[RN_TENSORS];
+  packed_bindings(h, b);
+  rmsnorm_stats_args a = stats_args(h->c, b);
+  rn_approx *sumsq = malloc(((size_t)h->count[RN_SUMSQ] + 1) * sizeof *sumsq);
+  if (!sumsq) return false;
+  rn_ref_stats(&a, sumsq);
+  measure_all(h, RN_SUMSQ, sumsq);
+  free(sumsq);
+  return true;
+}
+
+static bool judge_backward(rn_harness *h) {
+  const rn_case *c = h->c;
+  binding b[RN_TENSORS];
+  packed_bindings(h, b);
+  rmsnorm_backward_args a = backward_args(c, b);
+  a.dot = NULL;
+  size_t elements = (size_t)h->count[RN_X] + 1, rows = (size_t)(c->rows * c->heads) + 1;
+  rn_approx *dx = malloc(elements * sizeof *dx), *dgate = malloc(elements * sizeof *dgate);
+  rn_approx *dweight = malloc(((size_t)h->count[RN_DWEIGHT] + 1) * sizeof *dweight);
+  rn_approx *dot = malloc(rows * (size_t)c->groups * sizeof *dot);
+  char *staged = malloc(elements * 8 * 3);
+  uint8_t *skipped = malloc(rows * (size_t)c->groups);
+  bool ok = dx && dgate && dweight && dot && staged && skipped;
+  if (ok) {
+    rn_ref_backward_out out = {dx, c->dtype[RN_DGATE] ? dgate : NULL, c->dtype[RN_DWEIGHT] ? dweight : NULL, dot};
+    rn_ref_backward(&a, &out);
+    measure_all(h, RN_DX, dx), measure_all(h, RN_DRESIDUAL, dx);
+    if (c->dtype[RN_DGATE]) measure_all(h, RN_DGATE, dgate);
+    if (c->dtype[RN_DWEIGHT]) measure_all(h, RN_DWEIGHT, dweight);
+    if (c->dtype[RN_DOT]) {
+      measure_all(h, RN_DOT, dot);
+      rn_staged_backward_out s = {staged, staged + elements * 8, staged + elements * 16, skipped};
+      if (!c->dtype[RN_DGATE]) s.dgate = NULL;
+      rn_staged_backward(&a, h->packed[RN_RSTD], h->packed[RN_DOT], &s);
+      skip_rows(c, skipped);
+      compare(h, RN_FOUND_STAGED, RN_DX, h->packed[RN_DX], s.dx, skipped);
+      compare(h, RN_FOUND_STAGED, RN_DRESIDUAL, h->packed[RN_DRESIDUAL], s.dresidual, skipped);
+      if (s.dgate) compare(h, RN_FOUND_STAGED, RN_DGATE, h->packed[RN_DGATE], s.dgate, skipped);
+    }
+  }
+  free(dx), free(dgate), free(dweight), free(dot), free(staged), free(skipped);
+  return ok;
+}
+
+/* ---- the two halves of a case ---- */
+
+void rn_harness_init(rn_harness *h) {
+  memset(h, 0, sizeof *h);
+  h->reference_library = h->library = &rn_library_real;
+}
+
+void rn_harness_free(rn_harness *h) {
+  for (int t = 0; t < RN_TENSORS; t++) rn_slot_free(&h->slot[t]), free(h->packed[t]);
+  free(h->scratch);
+  memset(h, 0, sizeof *h);
+}
+
+static void count_findings(rn_harness *h, rn_tally *tally) {
+  tally->failed_cases += h->found > 0;
+  for (int i = 0; i < h->found; i++) tally->found[h->findings[i].kind]++;
+}
+
+int rn_harness_prepare(rn_harness *h, const rn_case *c, rn_tally *portable) {
+  h->c = c, h->found = 0, h->all = 0;
+  h->measured = portable->measure;
+  for (int t = 0; t < RN_WORKSPACE; t++) {
+    h->count[t] = count_of(c, t);
+    bool stands_for_type = t == RN_SUM && c->op != RMSNORM_OP_FORWARD;
+    if (t >= RN_INPUTS && c->dtype[t] && !stands_for_type) h->all |= 1u << t;
+    if (t >= RN_INPUTS && !grow(&h->packed[t], &h->packed_bytes[t], (size_t)h->count[t] * 8)) return 2;
+    if (t >= RN_INPUTS) memset(h->packed[t], POISON_REFERENCE, (size_t)h->count[t] * size_of(c, t));
+  }
+  for (int t = 0; t < RN_SUMSQ_IN; t++)
+    if (c->dtype[t] && !make_input(h, t)) return 2;
+  if (c->dtype[RN_SUMSQ_IN] && !make_sums(h)) return 2;
+
+  rmsnorm_status status;
+  if (c->op == RMSNORM_OP_FORWARD) {
+    status = reference_forward(h, c);
+  } else if (c->op == RMSNORM_OP_STATS) {
+    status = reference_stats(h);
+  } else {
+    status = reference_backward(h);
+    if (status == RMSNORM_OK) status = forward_rstd(h, RMSNORM_ROUND_NONE);
+  }
+  if (status != RMSNORM_OK) {
+    refused(h, status);
+    count_findings(h, portable);
+    return 2;
+  }
+  bool ok = c->op == RMSNORM_OP_FORWARD ? judge_forward(h)
+            : c->op == RMSNORM_OP_STATS ? judge_stats(h)
+                                        : judge_backward(h);
+  count_findings(h, portable);
+  return !ok ? 2 : h->found > 0;
+}
+
+/* Inputs of a backward that come out of other calls. */
+static bool hand_in(rn_harness *h, rn_case *c) {
+  struct {
+    bool wanted;
+    int from, to, dtype;
+  } list[] = {
+      {c->saved_rstd, RN_RSTD, RN_RSTD_IN, c->dtype[RN_X] == RMSNORM_DTYPE_F64 ? RMSNORM_DTYPE_F64 : RMSNORM_DTYPE_F32},
+      {c->given_dot, RN_DOT, RN_DOT_IN, RMSNORM_DTYPE_F32}};
+  if (c->op != RMSNORM_OP_BACKWARD) return true;
+  if (c->saved_rstd && c->numerics.round_rstd && forward_rstd(h, c->numerics.round_rstd) != RMSNORM_OK) return false;
+  for (int i = 0; i < 2; i++) {
+    if (!list[i].wanted) continue;
+    int to = list[i].to;
+    c->dtype[to] = list[i].dtype;
+    size_t bytes = (size_t)h->count[to] * size_of(c, to);
+    if (!grow(&h->packed[to], &h->packed_bytes[to], bytes)) return false;
+    memcpy(h->packed[to], h->packed[list[i].from], bytes);
+    if (!adopt_input(h, to)) return false;
+  }
+  return true;
+}
+
+static rmsnorm_status call(rn_harness *h, const char *impl, binding *b) {
+  const rn_case *c = h->c;
+  rmsnorm_parallel how;
+  int crew_size;
+  rmsnorm_status status;
+  memset(&how, 0, sizeof how);
+  if (c->op == RMSNORM_OP_STATS || c->split) {
+    rmsnorm_stats_args a = stats_args(c, b);
+    EXECUTE(a, c, impl, crew_size, how);
+    status = h->library->stats(&a, NULL);
+    if (status != RMSNORM_OK || !c->split) return status;
+  }
+  if (c->op == RMSNORM_OP_FORWARD) {
+    rmsnorm_forward_args a = forward_args(c, b);
+    if (c->split) a.sumsq = b[RN_SUMSQ].data;
+    EXECUTE(a, c, impl, crew_size, how);
+    return h->library->forward(&a, NULL);
+  }
+  rmsnorm_backward_args a = backward_args(c, b);
+  EXECUTE(a, c, impl, crew_size, how);
+  size_t bytes = 0;
+  status = h->library->workspace(&a, &bytes);
+  if (status != RMSNORM_OK) return status;
+  rn_slot *s = &h->slot[RN_WORKSPACE];
+  s->rows = s->heads = 1, s->cols = (int64_t)bytes, s->row_stride = s->head_stride = 0;
+  s->col_stride = 1, s->size = 1;
+  if (!rn_slot_place(s, 0, bytes % 64 == 0)) return RMSNORM_ERROR_WORKSPACE;
+  rn_slot_poison(s, POISON_INPUT), rn_slot_keep(s);
+  b[RN_WORKSPACE] = slot_binding(s);
+  a.workspace = bytes ? s->data : NULL, a.workspace_bytes = bytes;
+  return h->library->backward(&a, NULL);
+}
+
+int rn_harness_run(rn_harness *h, const char *impl, rn_tally *tally, bool *unsupported) {
+  rn_case own = *h->c;
+  const rn_case *outside = h->c, *c = &own;
+  binding b[RN_TENSORS];
+  uint32_t outputs = h->all & c->want;
+  memset(b, 0, sizeof b);
+  h->found = 0, *unsupported = false;
+  h->c = c;
+  int answer = 2;
+  if (!hand_in(h, &own)) goto done;
+  if (c->split) own.dtype[RN_SUMSQ] = RMSNORM_DTYPE_F32;
+  for (int t = 0; t < RN_INPUTS; t++)
+    if (c->dtype[t]) rn_slot_restore(&h->slot[t]), b[t] = slot_binding(&h->slot[t]);
+  for (int t = RN_INPUTS; t < RN_WORKSPACE; t++) {
+    if (!(outputs & 1u << t) && !(c->split && t == RN_SUMSQ)) continue;
+    if (c->alias[t] >= 0) {
+      b[t] = b[c->alias[t]];
+      continue;
+    }
+    if (!place_slot(h, t)) goto done;
+    rn_slot_poison(&h->slot[t], POISON_TEST), rn_slot_keep(&h->slot[t]);
+    b[t] = slot_binding(&h->slot[t]);
+  }
+  rmsnorm_status status = call(h, impl, b);
+  bool ran = status == RMSNORM_OK;
+  if (!ran && status == RMSNORM_ERROR_UNSUPPORTED && strcmp(impl, "portable"))
+    *unsupported = true;
+  else if (!ran)
+    refused(h, status);
+  if (c->split && ran) rn_slot_forget_elements(&h->slot[RN_SUMSQ]);
+  if (b[RN_WORKSPACE].data) rn_slot_forget_elements(&h->slot[RN_WORKSPACE]);
+  for (int t = RN_INPUTS; ran && t < RN_WORKSPACE; t++) {
+    if (!(outputs & 1u << t)) continue;
+    rn_slot *s = &h->slot[c->alias[t] >= 0 ? c->alias[t] : t];
+    if (!grow(&h->scratch, &h->scratch_bytes, (size_t)h->count[t] * s->size)) goto done;
+    rn_slot_get(s, h->scratch);
+    tally->differing += compare(h, RN_FOUND_BITS, t, h->scratch, h->packed[t], NULL);
+    tally->elements += h->count[t];
+    rn_slot_forget_elements(s);
+  }
+  for (int t = 0; t < RN_TENSORS; t++) {
+    int64_t offset;
+    if (!b[t].data || (t >= RN_INPUTS && t < RN_WORKSPACE && c->alias[t] >= 0)) continue;
+    if (!rn_slot_damage(&h->slot[t], &offset)) continue;
+    bool aliased = false;
+    for (int o = RN_INPUTS; o < RN_WORKSPACE; o++) aliased |= c->alias[o] == t && b[o].data;
+    rn_finding *f = find(h, t < RN_INPUTS && !aliased ? RN_FOUND_INPUT : RN_FOUND_GUARD, t);
+    if (f) f->col = offset;
+    rn_slot_restore(&h->slot[t]);
+  }
+  if (*unsupported)
+    tally->unsupported++;
+  else
+    tally->cases++;
+  count_findings(h, tally);
+  answer = h->found > 0;
+done:
+  h->c = outside;
+  return answer;
+}
