@@ -80,12 +80,11 @@ double rn_value(const rn_tensor *tensor, int64_t i) {
   if (is_nan(tensor->dtype, bits)) return NAN;
   if (tensor->dtype == RMSNORM_DTYPE_E8M0) return ldexp(1, (int)bits - 127);
   if (exponent == 0) return (double)number(tensor->dtype, bits);
-  const int64_t n = number(tensor->dtype, bits);
-  const uint64_t magnitude = n < 0 ? (uint64_t)-n : (uint64_t)n;
+  const uint64_t sign = UINT64_C(1) << (exponent + mantissa), magnitude = bits & (sign - 1);
   const int bias = (1 << (exponent - 1)) - 1, e = (int)(magnitude >> mantissa);
   const double fraction = (double)(magnitude & ((UINT64_C(1) << mantissa) - 1));
   const double hidden = ldexp(1, mantissa);
   double value = e == 0 ? ldexp(fraction, 1 - bias - mantissa) : ldexp(hidden + fraction, e - bias - mantissa);
   if (e == (1 << exponent) - 1 && tensor->dtype != RMSNORM_DTYPE_FP8_E4M3) value = INFINITY;
-  return n < 0 ? -value : value;
+  return bits & sign ? -value : value;
 }

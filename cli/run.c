@@ -267,7 +267,7 @@ static int work(rn_job *j) {
   if ((status = call(j)) != 0 || (status = rn_run_write(j)) != 0) return status;
   const int answer = rn_run_compare(j);
   if (answer == 2) return 2;
-  rn_run_report(j, answer);
+  rn_run_report(j);
   return answer;
 }
 

@@ -47,6 +47,6 @@ static inline bool rn_run_wanted(const rn_job *job, int which) {
  * summary. */
 int rn_run_write(const rn_job *job);
 int rn_run_compare(rn_job *job);
-void rn_run_report(const rn_job *job, int answer);
+void rn_run_report(const rn_job *job);
 
 #endif /* RN_CLI_RUN_H */

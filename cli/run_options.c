@@ -358,6 +358,13 @@ static int take_option(rn_job *j, int option, const char *value) {
   }
 }
 
+/* getopt names an unknown letter in optopt, also out of the middle of a word; of a long option it has only the word. */
+static int bad_option(const char *word) {
+  if (strncmp(word, "--", 2) == 0 || optopt == 0 || optopt > 255)
+    return rn_trouble("run", "unknown option %s. Try: rmsnorm run --help", word);
+  return rn_trouble("run", "unknown option -%c. Try: rmsnorm run --help", optopt);
+}
+
 int rn_run_options(rn_job *j, int argc, char **argv) {
   static const char shorts[] = ":hw:e:p:o:q";
   int c, status;
@@ -369,7 +376,7 @@ int rn_run_options(rn_job *j, int argc, char **argv) {
       return 0;
     }
     if (c == ':') return rn_trouble("run", "%s wants a value. Try: rmsnorm run --help", argv[optind - 1]);
-    if (c == '?') return rn_trouble("run", "unknown option %s. Try: rmsnorm run --help", argv[optind - 1]);
+    if (c == '?') return bad_option(argv[optind - 1]);
     if (c != 'p') continue;
     j->preset = optarg;
     if (rmsnorm_preset(optarg, &j->args.numerics) != RMSNORM_OK) return bad_preset(optarg);

@@ -89,6 +89,7 @@ expect 2 '' '^Examples:'
 expect 2 '' "there is no command 'rnu'; expected run, check" rnu
 expect 2 '' 'wants auto, always or never' --color=green info
 expect 2 '' 'unknown option --foo. Try: rmsnorm run --help' run --foo
+expect 2 '' 'unknown option -z' run x.npy -qz -e 0
 expect 2 '' 'unknown option' info --foo
 expect 0 '"name":"portable","usable":true' '' info --json
 expect 0 'portable *yes' '' info
@@ -101,7 +102,7 @@ expect 0 '^2 x 2 f32 -> f32, cpu, portable, .* us, .* GB/s$' '' run x.npy --weig
 same_bytes y.npy cdcc4c3e333333400000000000000000
 expect 0 '' '' run x.npy -w w.npy -e 0 -q -o y.npy --rstd r.npy
 same_bytes r.npy cdcc4c3e00000000
-expect 0 '"impl":"portable","seconds":[0-9.e+-]*,"bytes":40,"same":true,"outputs":\[{"name":"y","dtype":"f32","shape":\[2,2\],"file":"y.npy"}\]}$' '' \
+expect 0 '"impl":"portable","seconds":[0-9.e+-]*,"bytes":40,"outputs":\[{"name":"y","dtype":"f32","shape":\[2,2\],"file":"y.npy"}\]}$' '' \
   run x.npy -w w.npy -e 0 --json -o y.npy
 expect 0 '^1 x 2 x 2 f32' '' run x.npy -w heads.npy -e 0 -o y.npy # per head: the second head's weight is 0
 same_bytes y.npy cdcc4c3e333333400000000000000000
@@ -143,6 +144,13 @@ expect 2 '' '^  w  F32 \[2\]$' run x.npy -w llama.gguf:v -e 0 -o y.npy
 expect 0 'y: 0 of 4 elements differ from y.npy' '' run x.npy -w w.npy -e 0 --expect y.npy
 expect 1 'y: 2 of 4 elements differ from y.npy, at most' 'y: element 0 is 0.199.*, expected 0.2' run x.npy -w w.npy -e 0.01 --expect y.npy
 expect 0 '.' '' run x.npy -w w.npy -e 1e-6 --expect y.npy --expect-ulp 1
+expect 1 '"expect":"y.npy","within":false,"differ":2,"ulp":' 'y: element' run x.npy -w w.npy -e 0.01 --json --expect y.npy
+expect 0 '"within":true,"differ":0,"ulp":0}\]}$' '' run x.npy -w w.npy -e 0 --json --expect y.npy
+npy minus.npy '<f4' '(1, 2)' '\000\000\200\077\000\000\000\200' # [1, -0]
+npy plus.npy '<f4' '(1, 2)' '\363\004\265\077\000\000\000\000' # [sqrt 2, +0]
+expect 1 'y: 1 of 2 elements differ from plus.npy, at most 0 ulp' 'y: element 1 is -0, expected 0' \
+  run minus.npy -e 0 --expect plus.npy
+expect 0 '.' '' run minus.npy -e 0 --expect plus.npy --expect-ulp 1
 expect 2 '' 'expected the same, found f32 with 2' run x.npy -w w.npy -e 0 --expect w.npy
 
 # Refusals: nothing is written.

@@ -12,6 +12,7 @@
 #include "files.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -201,6 +202,7 @@ static void test_values(void **state) {
   } cases[] = {{RMSNORM_DTYPE_F32, 0xc0490fdb, (double)-3.14159274f},
                {RMSNORM_DTYPE_F32, 1, 0x1p-149},
                {RMSNORM_DTYPE_BF16, 0x3fc0, 1.5},
+               {RMSNORM_DTYPE_BF16, 0x8000, -0.0},
                {RMSNORM_DTYPE_F16, 0xfbff, -65504},
                {RMSNORM_DTYPE_FP8_E4M3, 0x7e, 448},
                {RMSNORM_DTYPE_FP8_E4M3, 0x81, -0x1p-9},
@@ -212,7 +214,8 @@ static void test_values(void **state) {
     rn_tensor t;
     assert_true(rn_tensor_new(&t, cases[i].dtype, 0, NULL));
     memcpy(t.data, &cases[i].bits, (size_t)t.item_bytes);
-    if (rn_value(&t, 0) != cases[i].value) fail_msg("case %zu: %.17g", i, rn_value(&t, 0));
+    if (rn_value(&t, 0) != cases[i].value || signbit(rn_value(&t, 0)) != signbit(cases[i].value))
+      fail_msg("case %zu: %.17g", i, rn_value(&t, 0));
     rn_tensor_free(&t);
   }
 }
