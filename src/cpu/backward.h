@@ -228,8 +228,10 @@ static bool grad_statistic(const rn_problem *p, const rn_grad *grad, rn_grad_pla
   }
   if (p->sumsq_in)
     sums[0] = p->sumsq_in[row];
-  else
-    grad->square->rows(p, &at->in, 1, p->cols, sums);
+  else {
+    const rn_run one = run_of(at->in);
+    grad->square->rows(p, &one, p->cols, sums);
+  }
   finish_rstd(p, 1, sums, v, r);
   at->r = p->sumsq_in ? given_rstd(v[0], r[0]) : r[0];
   if (p->sumsq_in || rn_ordinary(v[0])) return true;

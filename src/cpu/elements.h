@@ -30,6 +30,21 @@ typedef struct rn_place {
   char *y, *residual_out, *q;
 } rn_place;
 
+/* Rows that lie at equal distances: the place of the first, and the bytes from each to the next (0 for what is absent).
+ */
+typedef struct rn_run {
+  rn_place at;
+  int64_t x_step, residual_step, gate_step, weight_step, y_step, residual_out_step;
+  int count;
+} rn_run;
+
+RN_INLINE rn_place run_place(const rn_run *run, int64_t r) {
+  rn_place at = run->at;
+  at.x += r * run->x_step, at.residual += r * run->residual_step, at.gate += r * run->gate_step;
+  at.weight += r * run->weight_step, at.y += r * run->y_step, at.residual_out += r * run->residual_out_step;
+  return at;
+}
+
 RN_INLINE int64_t rn_offset(int dtype, int64_t i) {
   return dtype == RMSNORM_DTYPE_F32 ? i * 4 : i * 2;
 }

@@ -52,18 +52,20 @@ RN_INLINE void square_blocks(const rn_problem *p, rn_cfg c, const rn_place *at, 
   }
 }
 
-/* The sums of squares of `count` short rows (64 or 128 lanes each). */
-RN_INLINE void square_short_rows(const rn_problem *p, rn_cfg c, const rn_place *at, int count, int64_t n, int64_t lanes,
+/* The sums of squares of a run of short rows (64 or 128 lanes each). */
+RN_INLINE void square_short_rows(const rn_problem *p, rn_cfg c, const rn_run *run, int64_t n, int64_t lanes,
                                  float *sums) {
   v2 acc[RN_PAIRS] = {v2_zero()};
   vfold fold[4];
   float out[4];
   const int per_row = (int)(lanes / 64), step = 4 / per_row;
-  for (int r = 0; r < count; r += step) {
-    const int rows = count - r < step ? count - r : step;
+  for (int r = 0; r < run->count; r += step) {
+    const int rows = run->count - r < step ? run->count - r : step;
     for (int t = 0; t < 4; ++t) {
-      const int row = r + (t / per_row < rows ? t / per_row : 0); /* the first row again: that sum is not used */
-      if (t == 0 || row != r || t < per_row) square_lanes(p, c, at + row, n, lanes, t % per_row * 64, 1, acc);
+      if (t < rows * per_row) {
+        const rn_place at = run_place(run, r + t / per_row);
+        square_lanes(p, c, &at, n, lanes, t % per_row * 64, 1, acc);
+      } /* else the sums of the row before once more: they are not used */
       fold[t] = fold64(acc, c.layout);
     }
     fold_sum4(fold, c.layout, out);
@@ -74,18 +76,21 @@ RN_INLINE void square_short_rows(const rn_problem *p, rn_cfg c, const rn_place *
 /* An instance of the first pass: the sums of squares of `count` rows of n elements; count is 1 for rows of more than
  * 128 lanes. And its part for rows that are shared by threads. */
 typedef struct rn_square {
-  void (*rows)(const rn_problem *p, const rn_place *at, int count, int64_t n, float *sums);
+  void (*rows)(const rn_problem *p, const rn_run *run, int64_t n, float *sums);
   void (*blocks)(const rn_problem *p, const rn_place *at, int64_t first, int64_t last, float *sums);
 } rn_square;
 
-RN_INLINE void square_rows(const rn_problem *p, rn_cfg c, const rn_place *at, int count, int64_t n, float *sums) {
+RN_INLINE void square_rows(const rn_problem *p, rn_cfg c, const rn_run *run, int64_t n, float *sums) {
   const int64_t lanes = rn_lanes(n);
-  if (lanes <= 128)
-    square_short_rows(p, c, at, count, n, lanes, sums);
-  else {
-    float blocks[RN_BLOCKS_MAX];
-    square_blocks(p, c, at, n, lanes, 0, lanes / 64, blocks);
-    sums[0] = rn_tree(blocks, lanes / 64);
+  float blocks[RN_BLOCKS_MAX];
+  if (lanes <= 128) {
+    square_short_rows(p, c, run, n, lanes, sums);
+    return;
+  }
+  for (int r = 0; r < run->count; ++r) {
+    const rn_place at = run_place(run, r);
+    square_blocks(p, c, &at, n, lanes, 0, lanes / 64, blocks);
+    sums[r] = rn_tree(blocks, lanes / 64);
   }
 }
 
@@ -162,9 +167,18 @@ RN_INLINE void apply_row(const rn_problem *p, rn_cfg c, const rn_place *at, int6
   if (i < last) apply_step(p, c, at, i, (int)(last - i), rstd, offset, false);
 }
 
-/* An instance of the last pass. */
-typedef void (*rn_apply)(const rn_problem *p, const rn_place *at, int64_t first, int64_t last, float rstd, bool stream,
-                         const rn_place *next);
+/* An instance of the last pass: columns [first, last) of the run's rows. */
+typedef void (*rn_apply)(const rn_problem *p, const rn_run *run, int64_t first, int64_t last, const float *rstd,
+                         bool stream, const rn_place *next);
+RN_INLINE void apply_rows(const rn_problem *p, rn_cfg c, const rn_run *run, int64_t first, int64_t last,
+                          const float *rstd, bool stream, const rn_place *next) {
+  rn_run after = *run;
+  if (next) after.at = *next;
+  for (int r = 0; r < run->count; ++r) {
+    const rn_place at = run_place(run, r), then = run_place(&after, r);
+    apply_row(p, c, &at, first, last, rstd[r], stream, next ? &then : NULL);
+  }
+}
 
 RN_INLINE rn_place place_of(const rn_problem *p, int64_t token, int64_t head) {
   rn_place at;
@@ -176,6 +190,28 @@ RN_INLINE rn_place place_of(const rn_problem *p, int64_t token, int64_t head) {
   at.weight = p->weight ? p->weight + head * p->weight_head_bytes : NULL;
   return at;
 }
+/* A run of one row. */
+RN_INLINE rn_run run_of(rn_place at) {
+  rn_run run;
+  memset(&run, 0, sizeof run);
+  run.at = at, run.count = 1;
+  return run;
+}
+/* From (row, head) on, at most `most` rows that lie at equal distances: neighbouring tokens, or heads of one token. */
+RN_INLINE rn_run run_from(const rn_problem *p, int64_t token, int64_t head, int64_t most) {
+  rn_run run;
+  const bool tokens = p->heads == 1;
+#define RN_STEP(view) (!(view).data ? 0 : tokens ? (view).row_bytes : (view).head_bytes)
+  run.at = place_of(p, token, head);
+  run.x_step = RN_STEP(p->x), run.residual_step = RN_STEP(p->residual), run.gate_step = RN_STEP(p->gate);
+  run.y_step = RN_STEP(p->y), run.residual_out_step = RN_STEP(p->residual_out);
+  run.weight_step = p->weight && !tokens ? p->weight_head_bytes : 0;
+#undef RN_STEP
+  if (!tokens && most > p->heads - head) most = p->heads - head;
+  run.count = (int)most;
+  return run;
+}
+
 RN_INLINE rn_place place_of_row(const rn_problem *p, int64_t row) {
   return p->heads == 1 ? place_of(p, row, 0) : place_of(p, row / p->heads, row % p->heads);
 }
@@ -201,48 +237,58 @@ RN_INLINE float given_rstd(float v, float rstd) {
   return v == 0.0f ? 0.0f : rstd;
 }
 
+/* A row of the block is rescued: row by row, then. */
+static __attribute__((noinline)) void apply_rescued(const rn_problem *p, const rn_run *run, rn_apply apply, int64_t row,
+                                                    const float *v, const float *rstd) {
+  for (int r = 0; r < run->count; ++r)
+    if (rn_ordinary(v[r])) {
+      const rn_run one = run_of(run_place(run, r));
+      if (p->rstd_out) ((float *)p->rstd_out)[row + r] = rstd[r];
+      apply(p, &one, 0, p->cols, rstd + r, false, NULL);
+    } else
+      rn_portable_row(p, row + r);
+}
+
 /* Rows of one group each, no quantised output: blocks of rows, statistic first, then the last pass. */
 static void plain_rows(const rn_problem *p, const rn_square *square, rn_apply apply, int64_t first, int64_t last,
                        rn_way way) {
   const int64_t n = p->cols;
-  int64_t block = rn_lanes(n) > 128 ? 1 : RN_BLOCK_BYTES / (n * 4);
-  if (block > RN_ROWS_MAX) block = RN_ROWS_MAX;
-  rn_place places[2][RN_ROWS_MAX];
+  int64_t block = RN_BLOCK_BYTES / (n * 4);
+  block = block < 1 ? 1 : block > RN_ROWS_MAX ? RN_ROWS_MAX : block;
   float sums[RN_ROWS_MAX + RN_PAIR], v[RN_ROWS_MAX + RN_PAIR], rstd[RN_ROWS_MAX + RN_PAIR];
   int64_t token = p->heads == 1 ? first : first / p->heads, head = p->heads == 1 ? 0 : first % p->heads;
-  int now = 0, count = 0;
-  for (int64_t row = first; row < last || count > 0;) {
-    /* The places of the next block are made before this one's last pass, which prefetches them. */
-    int next = 0;
-    for (; next < block && row < last; ++next, ++row) {
-      places[now ^ 1][next] = place_of(p, token, head);
-      if (++head == p->heads) head = 0, ++token;
-    }
-    const rn_place *at = places[now];
-    const int64_t this_row = row - next - count;
-    if (count > 0) {
-      if (p->sumsq_in)
-        memcpy(sums, p->sumsq_in + this_row, (size_t)count * sizeof(float));
-      else
-        square->rows(p, at, count, n, sums);
-      if (p->op == RMSNORM_OP_STATS)
-        memcpy(p->sumsq_out + this_row, sums, (size_t)count * sizeof(float));
-      else
-        finish_rstd(p, count, sums, v, rstd);
-    }
-    for (int r = 0; r < count && p->op != RMSNORM_OP_STATS; ++r) {
-      float one = rstd[r];
-      if (p->sumsq_in)
-        one = given_rstd(v[r], one);
-      else if (__builtin_expect(!rn_ordinary(v[r]), 0)) {
-        rn_portable_row(p, this_row + r);
-        continue;
+  rn_run run = run_from(p, token, head, block < last - first ? block : last - first);
+  for (int64_t row = first; row < last;) {
+    const int64_t after = row + run.count;
+    if (p->heads == 1)
+      token += run.count;
+    else if ((head += run.count) == p->heads)
+      head = 0, ++token;
+    /* The next block's place is made before this one's last pass, which prefetches it. */
+    rn_run next = run;
+    if (after < last) next = run_from(p, token, head, block < last - after ? block : last - after);
+
+    if (p->sumsq_in)
+      memcpy(sums, p->sumsq_in + row, (size_t)run.count * sizeof(float));
+    else
+      square->rows(p, &run, n, sums);
+    if (p->op == RMSNORM_OP_STATS)
+      memcpy(p->sumsq_out + row, sums, (size_t)run.count * sizeof(float));
+    else {
+      finish_rstd(p, run.count, sums, v, rstd);
+      bool ordinary = true;
+      for (int r = 0; r < run.count; ++r) {
+        ordinary &= rn_ordinary(v[r]);
+        if (p->sumsq_in) rstd[r] = given_rstd(v[r], rstd[r]);
+        rstd[r] = row_rstd(p, rstd[r]);
       }
-      one = row_rstd(p, one);
-      if (p->rstd_out) ((float *)p->rstd_out)[this_row + r] = one;
-      apply(p, at + r, 0, n, one, way.stream, way.prefetch && r < next ? &places[now ^ 1][r] : NULL);
+      if (__builtin_expect(ordinary || p->sumsq_in, 1)) {
+        if (p->rstd_out) memcpy((float *)p->rstd_out + row, rstd, (size_t)run.count * sizeof(float));
+        apply(p, &run, 0, n, rstd, way.stream, way.prefetch && after < last ? &next.at : NULL);
+      } else
+        apply_rescued(p, &run, apply, row, v, rstd);
     }
-    now ^= 1, count = next;
+    row = after, run = next;
   }
 }
 
@@ -288,8 +334,10 @@ static void general_row(const rn_problem *p, rn_cfg c, const rn_square *square, 
     const rn_place at = place_of_group(p, c, &whole, g);
     if (p->sumsq_in)
       sums[0] = p->sumsq_in[stat + g];
-    else
-      square->rows(p, &at, 1, n, sums);
+    else {
+      const rn_run one = run_of(at);
+      square->rows(p, &one, n, sums);
+    }
     if (p->op == RMSNORM_OP_STATS) {
       p->sumsq_out[stat + g] = sums[0];
       continue;
@@ -309,7 +357,8 @@ static void general_row(const rn_problem *p, rn_cfg c, const rn_square *square, 
   if (p->quant == RMSNORM_QUANT_NONE) {
     for (int64_t g = 0; g < p->groups; ++g) {
       const rn_place at = place_of_group(p, c, &whole, g);
-      apply(p, &at, 0, n, rstd[g], false, NULL);
+      const rn_run one = run_of(at);
+      apply(p, &one, 0, n, rstd + g, false, NULL);
     }
     return;
   }

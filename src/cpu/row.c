@@ -54,8 +54,8 @@ RN_INLINE rn_cfg general(const rn_problem *p, int layout) {
   SQUARE(f16_sum, F16, 1)
 
 #define RN_SQUARE(name, type, residual)                                                                                \
-  static void square_rows_##name(const rn_problem *p, const rn_place *at, int count, int64_t n, float *sums) {         \
-    square_rows(p, uniform(type, type, residual, 0), at, count, n, sums);                                              \
+  static void square_rows_##name(const rn_problem *p, const rn_run *run, int64_t n, float *sums) {                     \
+    square_rows(p, uniform(type, type, residual, 0), run, n, sums);                                                    \
   }                                                                                                                    \
   static void square_blocks_##name(const rn_problem *p, const rn_place *at, int64_t first, int64_t last,               \
                                    float *sums) {                                                                      \
@@ -64,8 +64,8 @@ RN_INLINE rn_cfg general(const rn_problem *p, int layout) {
   static const rn_square square_##name = {square_rows_##name, square_blocks_##name};
 RN_SQUARES(RN_SQUARE)
 
-static void square_rows_any(const rn_problem *p, const rn_place *at, int count, int64_t n, float *sums) {
-  square_rows(p, general(p, RN_NATURAL), at, count, n, sums);
+static void square_rows_any(const rn_problem *p, const rn_run *run, int64_t n, float *sums) {
+  square_rows(p, general(p, RN_NATURAL), run, n, sums);
 }
 static void square_blocks_any(const rn_problem *p, const rn_place *at, int64_t first, int64_t last, float *sums) {
   square_blocks(p, general(p, RN_NATURAL), at, p->cols, rn_lanes(p->cols), first, last, sums);
@@ -106,16 +106,16 @@ static const rn_square *square_for(const rn_problem *p) {
   APPLY(f16_w32_sum_round, F16, F32, 1, 1)
 
 #define RN_APPLY(name, type, weight, residual, round)                                                                  \
-  static void apply_##name(const rn_problem *p, const rn_place *at, int64_t first, int64_t last, float rstd,           \
+  static void apply_##name(const rn_problem *p, const rn_run *run, int64_t first, int64_t last, const float *rstd,     \
                            bool stream, const rn_place *next) {                                                        \
-    apply_row(p, uniform(type, weight, residual, round), at, first, last, rstd, stream, next);                         \
+    apply_rows(p, uniform(type, weight, residual, round), run, first, last, rstd, stream, next);                       \
   }
 RN_APPLIES(RN_APPLY)
 
-static void apply_any(const rn_problem *p, const rn_place *at, int64_t first, int64_t last, float rstd, bool stream,
-                      const rn_place *next) {
+static void apply_any(const rn_problem *p, const rn_run *run, int64_t first, int64_t last, const float *rstd,
+                      bool stream, const rn_place *next) {
   (void)stream; /* the general form stores through the caches */
-  apply_row(p, general(p, RN_NATURAL), at, first, last, rstd, false, next);
+  apply_rows(p, general(p, RN_NATURAL), run, first, last, rstd, false, next);
 }
 
 static rn_apply apply_for(const rn_problem *p) {
@@ -150,8 +150,8 @@ static void block_sums(const rn_problem *p, int64_t row, int64_t first, int64_t 
 }
 
 static void apply_cols(const rn_problem *p, int64_t row, int64_t first, int64_t last, float rstd, rn_way way) {
-  const rn_place at = place_of_row(p, row);
-  apply_for(p)(p, &at, first, last, rstd, way.stream, NULL);
+  const rn_run run = run_of(place_of_row(p, row));
+  apply_for(p)(p, &run, first, last, &rstd, way.stream, NULL);
   if (way.stream) rn_stream_fence();
 }
 
