@@ -21,6 +21,12 @@
 #error "rmsnorm needs float arithmetic in float (FLT_EVAL_METHOD 0): on 32-bit x86 build with -msse2 -mfpmath=sse"
 #endif
 
+/* No multiplication and addition may be contracted into an fma that is not written. The build passes
+ * -ffp-contract=off; this is for a plain clang without it (a plain gcc needs -std=c11, which implies it). */
+#ifdef __clang__
+#pragma STDC FP_CONTRACT OFF
+#endif
+
 #ifdef __CUDACC__
 #define RN_FN static __host__ __device__ inline
 #else
