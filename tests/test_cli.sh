@@ -57,6 +57,7 @@ npy() {
 npy x.npy '<f4' '(2, 2)' '\000\000\200\077\000\000\340\100\000\000\000\000\000\000\000\000'
 npy w.npy '<f4' '(2,)' '\000\000\200\077\000\000\000\100'
 npy w3.npy '<f4' '(3,)' '\000\000\200\077\000\000\000\100\000\000\000\100'
+npy two.npy '<f4' '(2, 2)' '\000\000\200\077\000\000\340\100\000\000\200\077\000\000\340\100' # [1, 7] twice
 npy heads.npy '<f4' '(2, 2)' '\000\000\200\077\000\000\000\100\000\000\000\000\000\000\000\000'
 npy b.npy '|V2' '(1, 2)' '\200\077\340\100' # [1, 7] in bf16, as numpy would save it
 npy g.npy '<f4' '(2, 2)' '\000\000\000\000\000\000\000\000\000\000\000\000\000\000\000\000'
@@ -104,7 +105,7 @@ expect 0 '' '' run x.npy -w w.npy -e 0 -q -o y.npy --rstd r.npy
 same_bytes r.npy cdcc4c3e00000000
 expect 0 '"impl":"portable","seconds":[0-9.e+-]*,"bytes":40,"outputs":\[{"name":"y","dtype":"f32","shape":\[2,2\],"file":"y.npy"}\]}$' '' \
   run x.npy -w w.npy -e 0 --json -o y.npy
-expect 0 '^1 x 2 x 2 f32' '' run x.npy -w heads.npy -e 0 -o y.npy # per head: the second head's weight is 0
+expect 0 '^1 x 2 x 2 f32' '' run two.npy -w heads.npy -e 0 -o y.npy # per head: the second head's weight is 0
 same_bytes y.npy cdcc4c3e333333400000000000000000
 expect 0 '.' '' run x.npy -e 0 --groups 2 -o y.npy # every element is its own group: +-1, and 0 stays 0
 same_bytes y.npy 0000803f0000803f0000000000000000
