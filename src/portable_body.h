@@ -183,7 +183,7 @@ static void NAME(normed_tile)(const rn_problem *p, int64_t row, int64_t g, NAME(
   if (p->gate.data) NAME(load_tile)(p, &p->gate, row, col, count, z);
   for (i = 0; i < count; i++) {
     real u = NAME(rounded_sum)(p, s[i]);
-    if (p->gate_before) u = u * ACT(p->gate_kind, z[i]);
+    if (p->gate.data && p->gate_before) u = u * ACT(p->gate_kind, z[i]);
     v[i] = ROUND(p->round_xhat, (u * stat.power) * stat.r);
     if (p->weight) v[i] = v[i] * w[i];
     v[i] = ROUND(p->round_normed, v[i]);
