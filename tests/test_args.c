@@ -159,6 +159,7 @@ static void test_sizes(void **state) {
   FORWARD(a.divisor = -1, SIZE, "divisor");
   FORWARD((a.rows = INT64_MAX / 32, a.x.row_stride = 0), SIZE, "too large");
   FORWARD((a.rows = (int64_t)1 << 32, a.heads = (int64_t)1 << 32), SIZE, "too large");
+  FORWARD((a.rows = (int64_t)1 << 55, a.x.row_stride = 0), SIZE, "too large");
   FORWARD((a.rows = 0, a.heads = INT64_MAX / 2), SIZE, "too large");
   FORWARD(a.threads = -1, SIZE, "threads");
   STATS(a.rows = -1, SIZE, "rows");
@@ -435,6 +436,17 @@ static void test_interleaved(void **state) {
         a.quant.q = rmsnorm_output(slot(Q), RMSNORM_DTYPE_FP8_E4M3, COLS + 8),
         a.quant.scale_out = (char *)slot(Q) + COLS - 4, a.quant.scale_stride = (COLS + 8) / 4),
        OVERLAP, "scale_out");
+  /* one byte of q too far, on either side of y's rows */
+  const int INT8 = RMSNORM_DTYPE_INT8, step = 2 * COLS * 4;
+  char *bytes = slot(Y);
+  TAKEN(forward, full_forward(),
+        (a.y = rmsnorm_output(bytes + 256, F32, 2 * COLS), a.quant.q = rmsnorm_output(bytes + 256 - 64, INT8, step)));
+  FULL((a.y = rmsnorm_output(bytes + 256, F32, 2 * COLS), a.quant.q = rmsnorm_output(bytes + 256 - 63, INT8, step)),
+       OVERLAP, "quant.q overlaps y");
+  TAKEN(forward, full_forward(),
+        (a.y = rmsnorm_output(bytes + 256, F32, 2 * COLS), a.quant.q = rmsnorm_output(bytes + 512, INT8, step)));
+  FULL((a.y = rmsnorm_output(bytes + 256, F32, 2 * COLS), a.quant.q = rmsnorm_output(bytes + 511, INT8, step)), OVERLAP,
+       "quant.q overlaps y");
   /* the weight in the gap between two rows */
   TAKEN(forward, good_forward(), (a.y = rmsnorm_output(base, F32, 2 * COLS), a.x = in(Y, F32), a.weight = base + COLS));
   FORWARD((a.y = rmsnorm_output(base, F32, 2 * COLS), a.x = in(Y, F32), a.weight = base + COLS + 1), OVERLAP,
