@@ -251,9 +251,11 @@ static bool check(const rn_bench_cell *cell, const arrays *a, bool peers, char *
   int y_dtype = c.op == RN_BENCH_QUANT_ROW ? RMSNORM_DTYPE_FP8_E4M3 : c.dtype;
   size_t y_bytes = (size_t)elements * rmsnorm_dtype_bytes(y_dtype),
          x_bytes = (size_t)elements * rmsnorm_dtype_bytes(c.dtype);
+  size_t dweight_bytes = c.op == RN_BENCH_BACKWARD ? (size_t)c.cols * rmsnorm_dtype_bytes(c.dtype) : 0;
   char *got = malloc(y_bytes), *second = malloc(x_bytes);
+  char *sum = malloc(x_bytes), *dweight = malloc(dweight_bytes + 1);
   rn_approx *ref = malloc((size_t)(judged * c.cols) * sizeof *ref);
-  bool ok = got && second && ref;
+  bool ok = got && second && sum && dweight && ref;
   snprintf(why, why_bytes, "no memory");
   if (!ok) goto done;
   memcpy(second, a->second, x_bytes);
@@ -264,6 +266,8 @@ static bool check(const rn_bench_cell *cell, const arrays *a, bool peers, char *
     goto done;
   }
   memcpy(got, a->y, y_bytes);
+  memcpy(sum, a->second, x_bytes);
+  memcpy(dweight, a->dweight, dweight_bytes);
   memcpy(a->second, second, x_bytes); /* the residual again as it was */
   if (c.op != RN_BENCH_QUANT_ROW) {
     rn_bench_cell few = c;
@@ -285,7 +289,8 @@ static bool check(const rn_bench_cell *cell, const arrays *a, bool peers, char *
   }
   if (ok) {
     c.impl = "portable";
-    ok = call_library(&c, a, 0) == RMSNORM_OK && !memcmp(got, a->y, y_bytes);
+    ok = call_library(&c, a, 0) == RMSNORM_OK && !memcmp(got, a->y, y_bytes) && !memcmp(sum, a->second, x_bytes) &&
+         !memcmp(dweight, a->dweight, dweight_bytes);
     snprintf(why, why_bytes, "the result has other bits than portable's");
     memcpy(a->second, second, x_bytes);
   }
@@ -296,7 +301,7 @@ static bool check(const rn_bench_cell *cell, const arrays *a, bool peers, char *
     memcpy(a->second, second, x_bytes);
   }
 done:
-  free(got), free(second), free(ref);
+  free(got), free(second), free(sum), free(dweight), free(ref);
   return ok;
 }
 
