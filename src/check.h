@@ -1,4 +1,4 @@
-/* check.h - from arguments to a problem: what rmsnorm.c asks of check.c and overlap.c.
+/* check.h - from arguments to a problem: what rmsnorm.c asks of the checks and overlap.c.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef RN_CHECK_H

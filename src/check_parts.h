@@ -22,7 +22,7 @@
     if (try_status != RMSNORM_OK) return try_status;                                                                   \
   } while (0)
 
-/* check.c: the checks of a whole buffer. */
+/* check_buffer.c: the checks of a whole buffer. */
 
 /* Stands for inputs that a workspace query need not set. Never read. */
 extern const char rn_unset_input[64];

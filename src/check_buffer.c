@@ -1,5 +1,5 @@
-/* check.c - the checks of one buffer: its type, its strides, its place in memory; and what can be simplified when all
- * of them are known.
+/* check_buffer.c - the checks of one buffer: its type, its strides, its place in memory; and what can be simplified
+ * when all of them are known.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "check_parts.h"
