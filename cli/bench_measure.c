@@ -180,6 +180,7 @@ static void copy_part(rn_bench_who who, char *to, const char *from, size_t bytes
 #else
 #define SHARE_OUT(threads, n, first, last, body)                                                                       \
   {                                                                                                                    \
+    (void)(threads);                                                                                                   \
     int64_t first = 0, last = (n);                                                                                     \
     body;                                                                                                              \
   }
