@@ -102,6 +102,18 @@ typedef struct NAME(stat) {
   real rstd; /* as returned */
 } NAME(stat);
 
+/* 1 / sqrt(v), made better by one step of Newton's method: e is 1 - v r^2 but for its own rounding, because the product
+ * v r is kept in two pieces. Outside the range of ordinary rows the pieces would not be exact. */
+static real NAME(rstd_of)(real v) {
+  const real r = 1 / SQRT(v);
+  real high, low, e;
+  if (!(v >= V_MIN && v <= REAL_MAX)) return r;
+  high = v * r;
+  low = FMA(v, r, -high);
+  e = FMA(-low, r, FMA(-high, r, 1));
+  return FMA((real)0.5 * r, e, r);
+}
+
 static NAME(stat) NAME(plain_stat)(int32_t round_rstd, real rstd) {
   NAME(stat) stat;
   stat.power = 1, stat.r = stat.rstd = ROUND(round_rstd, rstd);
@@ -127,14 +139,14 @@ static NAME(stat) NAME(rescued_stat)(const rn_problem *p, int64_t row, int64_t g
   }
   if (nan) return NAME(plain_stat)(round_rstd, (real)NAN);
   if (m > REAL_MAX) return NAME(plain_stat)(round_rstd, 0);
-  if (m == 0) return NAME(plain_stat)(round_rstd, eps == 0 ? 0 : 1 / SQRT(eps));
+  if (m == 0) return NAME(plain_stat)(round_rstd, eps == 0 ? 0 : NAME(rstd_of)(eps));
 
   e = EXPONENT(m);
   if (e < rn_half_down(EXPONENT(eps))) e = rn_half_down(EXPONENT(eps));
   if (e < E_MIN) e = E_MIN;
   if (e > E_MAX) e = E_MAX;
   v = NAME(sum_squares)(p, row, g, EXP2I(-e)) / (real)p->divisor + (eps * EXP2I(-e)) * EXP2I(-e);
-  r = 1 / SQRT(v);
+  r = NAME(rstd_of)(v);
   /* r' * 2^-e alone may overflow or vanish: the part b of e goes into r, the part a goes to u. */
   b = e > RESCUE_B ? RESCUE_B : e > 0 ? e : 0;
   a = e - b;
@@ -150,10 +162,10 @@ static NAME(stat) NAME(stat_of)(const rn_problem *p, int64_t row, int64_t g, int
   real v;
   if (p->sumsq_in) {
     v = (real)p->sumsq_in[row * p->groups + g] / divisor + eps;
-    return NAME(plain_stat)(round_rstd, v == 0 ? 0 : 1 / SQRT(v));
+    return NAME(plain_stat)(round_rstd, v == 0 ? 0 : NAME(rstd_of)(v));
   }
   v = NAME(sum_squares)(p, row, g, 1) / divisor + eps;
-  if (v >= V_MIN && v <= REAL_MAX) return NAME(plain_stat)(round_rstd, 1 / SQRT(v));
+  if (v >= V_MIN && v <= REAL_MAX) return NAME(plain_stat)(round_rstd, NAME(rstd_of)(v));
   return NAME(rescued_stat)(p, row, g, round_rstd);
 }
 

@@ -233,7 +233,7 @@ static bool grad_statistic(const rn_problem *p, const rn_grad *grad, rn_grad_pla
     grad->square->rows(p, &one, p->cols, sums);
   }
   finish_rstd(p, 1, sums, v, r);
-  at->r = p->sumsq_in ? given_rstd(v[0], r[0]) : r[0];
+  at->r = p->sumsq_in ? given_rstd(v[0]) : r[0];
   if (p->sumsq_in || rn_ordinary(v[0])) return true;
   rn_portable_statistic(p, row, 0, &at->factor, &at->r);
   return false;
@@ -377,7 +377,7 @@ static void grad_finish(const rn_problem *p, int layout, int64_t vector, const f
       if (occupied >> k & 1) sum = empty ? level[k] : v2_add(level[k], sum), empty = false;
     const int count = last - i < RN_PAIR ? (int)(last - i) : RN_PAIR;
     if (count == RN_PAIR)
-      store_all(p->dweight_dtype, layout, dweight, i, sum, false);
+      store_all(p->dweight_dtype, layout, dweight, i, sum, false, true);
     else
       store_some(p->dweight_dtype, layout, dweight, i, sum, count);
   }

@@ -6,7 +6,6 @@
 #include "../order.h"
 #include "row.h"
 
-#include <math.h>
 #include <stdatomic.h>
 #include <string.h>
 
@@ -190,7 +189,7 @@ static void statistics_task(void *context, int64_t i) {
       t->rstd[r] = -1;
       continue;
     }
-    t->rstd[r] = rn_round_to(p->round_rstd, v == 0.0f ? 0.0f : 1.0f / sqrtf(v));
+    t->rstd[r] = rn_round_to(p->round_rstd, v == 0.0f ? 0.0f : rn_isqrt(v));
     if (p->rstd_out) ((float *)p->rstd_out)[row] = t->rstd[r];
   }
 }

@@ -20,6 +20,7 @@ typedef struct rn_cfg {
   int x, residual, weight, y, residual_out; /* element types; residual_out also when absent */
   int gate;                                 /* rmsnorm_gate */
   int layout;                               /* of every vector in the row */
+  bool tame;                                /* no wild NaN can come up, see simd.h */
   bool fixed;                               /* the types above are compile-time constants */
   int round_xhat, round_normed;             /* element types, F32 = not rounded */
 } rn_cfg;
@@ -72,11 +73,11 @@ RN_INLINE v2 load_some(int dtype, int layout, const char *base, int64_t i, int c
     return v2_load_f32_some(ptr, layout, count);
   }
 }
-RN_INLINE void store_all(int dtype, int layout, char *base, int64_t i, v2 v, bool stream) {
+RN_INLINE void store_all(int dtype, int layout, char *base, int64_t i, v2 v, bool stream, const bool wild) {
   char *ptr = base + rn_offset(dtype, i);
   switch (dtype) {
   case RMSNORM_DTYPE_BF16:
-    v2_store_bf16(ptr, layout, v, stream);
+    v2_store_bf16(ptr, layout, v, stream, wild);
     break;
   case RMSNORM_DTYPE_F16:
     v2_store_f16(ptr, layout, v, stream);
@@ -105,7 +106,7 @@ static __attribute__((noinline)) v2 load_any(int dtype, int layout, const char *
 }
 static __attribute__((noinline)) void store_any(int dtype, int layout, char *base, int64_t i, const v2 *v, int count) {
   if (count >= RN_PAIR)
-    store_all(dtype, layout, base, i, *v, false);
+    store_all(dtype, layout, base, i, *v, false, true);
   else
     store_some(dtype, layout, base, i, *v, count);
 }
@@ -120,7 +121,7 @@ RN_INLINE void store(rn_cfg c, int dtype, char *base, int64_t i, v2 v, int count
   if (!c.fixed)
     store_any(dtype, c.layout, base, i, &v, count);
   else if (__builtin_constant_p(count) && count == RN_PAIR)
-    store_all(dtype, c.layout, base, i, v, stream);
+    store_all(dtype, c.layout, base, i, v, stream, !c.tame);
   else
     store_some(dtype, c.layout, base, i, v, count);
 }

@@ -10,6 +10,8 @@
 #include "elements.h"
 #include "row.h"
 
+#include <math.h>
+
 /* Short rows are taken several at a time: their sums share the shuffles of fold_sum4 and the latency of the square root
  * and the two divisions. 16 rows fill one vector of rstd; a block stays within half of the first-level cache. */
 #define RN_ROWS_MAX    16
@@ -94,25 +96,41 @@ RN_INLINE void square_rows(const rn_problem *p, rn_cfg c, const rn_run *run, int
   }
 }
 
-/* v = sum / divisor + eps, rstd = 1 / sqrt(v), for up to RN_ROWS_MAX rows at once. */
+/* isqrt(v) of docs/numerics.md 1.3 for ordinary v; rubbish for others. */
+RN_INLINE vf isqrt(vf v) {
+  const vf one = vf_set1(1.0f), r = vf_div(one, vf_sqrt(v)), high = vf_mul(v, r);
+  const vf minus_low = vf_fnma(v, r, high); /* -(v r - high), exactly */
+  const vf e = vf_fma(minus_low, r, vf_fnma(high, r, one));
+  return vf_fma(vf_mul(vf_set1(0.5f), r), e, r);
+}
+
+/* v = sum / divisor + eps, rstd = isqrt(v), for up to RN_ROWS_MAX rows at once. The arrays are RN_PAIR longer than
+ * that.
+ */
 RN_INLINE void finish_rstd(const rn_problem *p, int count, const float *sums, float *v, float *rstd) {
-  const vf divisor = vf_set1((float)p->divisor), eps = vf_set1((float)p->eps), one = vf_set1(1.0f);
+  const vf divisor = vf_set1((float)p->divisor), eps = vf_set1((float)p->eps);
   for (int i = 0; i < count; i += RN_PAIR) {
-    v2 s = v2_load_f32(sums + i, RN_NATURAL), r;
+    v2 s = v2_load_f32(sums + i, RN_NATURAL);
     s.a = vf_add(vf_div(s.a, divisor), eps), s.b = vf_add(vf_div(s.b, divisor), eps);
-    r.a = vf_div(one, vf_sqrt(s.a)), r.b = vf_div(one, vf_sqrt(s.b));
     v2_store_f32(v + i, RN_NATURAL, s, 0);
-    v2_store_f32(rstd + i, RN_NATURAL, r, 0);
+    v2_store_f32(rstd + i, RN_NATURAL, (v2){isqrt(s.a), isqrt(s.b)}, 0);
   }
 }
 
+RN_INLINE bool is_no_offset(float offset) {
+  return offset == 0.0f; /* -0.0f: rn_problem knows no +0.0f */
+}
+
 /* The value that y and the quantiser receive, docs/numerics.md 1.5. */
-RN_INLINE v2 normalise(const rn_problem *p, rn_cfg c, const rn_place *at, int64_t i, int count, v2 h, vf rstd,
-                       vf offset) {
+RN_INLINE v2 normalise(const rn_problem *p, rn_cfg c, const rn_place *at, int64_t i, int count, v2 h, vf rstd) {
   v2 v = round_to(c.round_xhat, v2_scale(gated_before(p, c, at, i, count, h), rstd));
   if (at->weight) {
-    const v2 w = load(c, c.weight, at->weight, i, count);
-    v = v2_mul(v, (v2){vf_add(w.a, offset), vf_add(w.b, offset)});
+    v2 w = load(c, c.weight, at->weight, i, count);
+    if (!is_no_offset(p->weight_offset)) { /* the branch is cheaper than adding -0 */
+      const vf offset = vf_set1(p->weight_offset);
+      w = (v2){vf_add(w.a, offset), vf_add(w.b, offset)};
+    }
+    v = v2_mul(v, w);
   }
   v = round_to(c.round_normed, v);
   if (c.gate && !p->gate_before) v = v2_mul(v, v2_act(c.gate, load(c, p->gate.dtype, at->gate, i, count)));
@@ -120,10 +138,10 @@ RN_INLINE v2 normalise(const rn_problem *p, rn_cfg c, const rn_place *at, int64_
 }
 
 /* One step of the last pass: everything is loaded before anything is stored, so that outputs may lie on inputs. */
-RN_INLINE void apply_step(const rn_problem *p, rn_cfg c, const rn_place *at, int64_t i, int count, vf rstd, vf offset,
+RN_INLINE void apply_step(const rn_problem *p, rn_cfg c, const rn_place *at, int64_t i, int count, vf rstd,
                           bool stream) {
   const v2 h = load_sum(p, c, at, i, count);
-  const v2 v = normalise(p, c, at, i, count, h, rstd, offset);
+  const v2 v = normalise(p, c, at, i, count, h, rstd);
   if (c.residual && at->residual_out) {
     /* The sum is stored before it is rounded a second time: without round_sum it has not been rounded yet. */
     store(c, c.residual_out, at->residual_out, i, h, count, stream && at->residual_out != at->residual);
@@ -138,33 +156,41 @@ RN_INLINE int64_t stream_head(rn_cfg c, const rn_place *at, int64_t i, int64_t n
   return head < n ? head : n;
 }
 
-/* Columns [first, last) of the last pass. `next` is the row whose bytes will be wanted soon, or NULL. */
-RN_INLINE void apply_row(const rn_problem *p, rn_cfg c, const rn_place *at, int64_t first, int64_t last, float rstd_one,
-                         bool stream, const rn_place *next) {
-  const vf rstd = vf_set1(rstd_one), offset = vf_set1(p->weight_offset);
+/* Columns [first, last) of the last pass; with stream, the first is aligned for it. `soon` is a place whose bytes at
+ * the same columns will be wanted before long, or NULL. */
+RN_INLINE void apply_cols_at(const rn_problem *p, rn_cfg c, const rn_place *at, int64_t first, int64_t last, vf rstd,
+                             bool stream, const rn_place *soon) {
   int64_t i = first;
-  if (stream && at->y) {
-    const int64_t head = stream_head(c, at, first, last - first);
-    for (; i < first + head; i += RN_PAIR) {
-      const int64_t left = first + head - i;
-      apply_step(p, c, at, i, left < RN_PAIR ? (int)left : RN_PAIR, rstd, offset, false);
-    }
-    i = first + head;
-    if (at->residual_out && (uintptr_t)(at->residual_out + rn_offset(c.residual_out, i)) % RN_STREAM_ALIGN != 0 &&
-        at->residual_out != at->residual)
-      stream = false;
-  }
-  const char *next_x = next ? next->x : NULL, *next_residual = next ? next->residual : NULL;
   for (; i + RN_PAIR <= last; i += RN_PAIR) {
-    apply_step(p, c, at, i, RN_PAIR, rstd, offset, stream);
-    if (next_x) {
-      for (int64_t byte = 0; byte < rn_offset(c.x, RN_PAIR); byte += 64) rn_prefetch(next_x + rn_offset(c.x, i) + byte);
+    apply_step(p, c, at, i, RN_PAIR, rstd, stream);
+    if (soon) {
+      for (int64_t byte = 0; byte < rn_offset(c.x, RN_PAIR); byte += 64)
+        rn_prefetch(soon->x + rn_offset(c.x, i) + byte);
       if (c.residual)
         for (int64_t byte = 0; byte < rn_offset(c.residual, RN_PAIR); byte += 64)
-          rn_prefetch(next_residual + rn_offset(c.residual, i) + byte);
+          rn_prefetch(soon->residual + rn_offset(c.residual, i) + byte);
     }
   }
-  if (i < last) apply_step(p, c, at, i, (int)(last - i), rstd, offset, false);
+  if (i < last) apply_step(p, c, at, i, (int)(last - i), rstd, false);
+}
+
+/* The columns before the first one that can be streamed from; *stream is cleared when y and residual_out disagree. */
+RN_INLINE int64_t apply_head(const rn_problem *p, rn_cfg c, const rn_place *at, int64_t first, int64_t last, vf rstd,
+                             bool *stream) {
+  if (!*stream || !at->y) return first;
+  const int64_t start = first + stream_head(c, at, first, last - first);
+  if (start > first) apply_cols_at(p, c, at, first, start, rstd, false, NULL);
+  if (c.residual && at->residual_out && at->residual_out != at->residual &&
+      (uintptr_t)(at->residual_out + rn_offset(c.residual_out, start)) % RN_STREAM_ALIGN != 0)
+    *stream = false;
+  return start;
+}
+
+RN_INLINE void apply_row(const rn_problem *p, rn_cfg c, const rn_place *at, int64_t first, int64_t last, float rstd_one,
+                         bool stream, const rn_place *soon) {
+  const vf rstd = vf_set1(rstd_one);
+  const int64_t start = apply_head(p, c, at, first, last, rstd, &stream);
+  apply_cols_at(p, c, at, start, last, rstd, stream, soon);
 }
 
 /* An instance of the last pass: columns [first, last) of the run's rows. */
@@ -232,10 +258,46 @@ RN_INLINE float row_rstd(const rn_problem *p, float rstd) {
   return rn_round_to(p->round_rstd, rstd);
 }
 
-/* A row or a group with given sums has no rescue: v == 0 means rstd = 0. */
-RN_INLINE float given_rstd(float v, float rstd) {
-  return v == 0.0f ? 0.0f : rstd;
+/* A row or a group with given sums has no rescue: v == 0 means rstd = 0. And a NaN becomes the plain one. */
+static float given_rstd(float v) {
+  const float rstd = v == 0.0f ? 0.0f : rn_isqrt(v);
+  return rstd == rstd ? rstd : (float)NAN;
 }
+
+/* An instance of both passes at once, for rows of at least 256 lanes that come from memory: the last pass of one row
+ * and the first of the next walk over the same columns side by side, so that the memory never waits for the sums.
+ * `later` is the row after the next, of which the first columns are prefetched. */
+typedef void (*rn_fused)(const rn_problem *p, const rn_place *at, float rstd, bool stream, const rn_place *next,
+                         const rn_place *later, float *next_sum);
+
+#define RN_TILE_LANES 256
+RN_INLINE void fused_row(const rn_problem *p, rn_cfg c, const rn_place *at, float rstd_one, bool stream,
+                         const rn_place *next, const rn_place *later, float *next_sum) {
+  const int64_t n = p->cols, lanes = rn_lanes(n);
+  const vf rstd = vf_set1(rstd_one);
+  const int64_t head = apply_head(p, c, at, 0, n, rstd, &stream);
+  float sums[RN_BLOCKS_MAX];
+  for (int64_t lane = 0; lane < lanes; lane += RN_TILE_LANES) {
+    square_blocks(p, c, next, n, lanes, lane / 64, (lane + RN_TILE_LANES) / 64, sums);
+    /* What the next turn of this loop will sum. */
+    rn_place soon = *next;
+    int64_t ahead = RN_TILE_LANES;
+    if (lane + RN_TILE_LANES >= lanes) soon = *later, ahead = -lane;
+    soon.x += rn_offset(c.x, ahead);
+    if (c.residual) soon.residual += rn_offset(c.residual, ahead);
+    int64_t i = head + lane;
+    for (; i + RN_TILE_LANES <= n; i += lanes) apply_cols_at(p, c, at, i, i + RN_TILE_LANES, rstd, stream, &soon);
+    if (i < n) apply_cols_at(p, c, at, i, n, rstd, stream, NULL);
+  }
+  *next_sum = rn_tree(sums, lanes / 64);
+}
+
+/* The instances that serve one problem. */
+typedef struct rn_passes {
+  const rn_square *square;
+  rn_apply apply;
+  rn_fused fused; /* NULL for the general form */
+} rn_passes;
 
 /* A row of the block is rescued: row by row, then. */
 static __attribute__((noinline)) void apply_rescued(const rn_problem *p, const rn_run *run, rn_apply apply, int64_t row,
@@ -249,57 +311,105 @@ static __attribute__((noinline)) void apply_rescued(const rn_problem *p, const r
       rn_portable_row(p, row + r);
 }
 
+/* rstd of a run's rows, written out. False when one of them is to be rescued. */
+RN_INLINE bool run_rstd(const rn_problem *p, const rn_run *run, int64_t row, const float *sums, float *v, float *rstd) {
+  bool ordinary = true;
+  finish_rstd(p, run->count, sums, v, rstd);
+  for (int r = 0; r < run->count; ++r) {
+    if (p->sumsq_in)
+      rstd[r] = given_rstd(v[r]);
+    else
+      ordinary &= rn_ordinary(v[r]);
+  }
+  if (p->round_rstd != RMSNORM_DTYPE_F32)
+    for (int r = 0; r < run->count; ++r) rstd[r] = rn_round_to(p->round_rstd, rstd[r]);
+  if (ordinary && p->rstd_out) memcpy((float *)p->rstd_out + row, rstd, (size_t)run->count * sizeof(float));
+  return ordinary;
+}
+
+RN_INLINE void run_sums(const rn_problem *p, const rn_passes *passes, const rn_run *run, int64_t row, float *sums) {
+  if (p->sumsq_in)
+    memcpy(sums, p->sumsq_in + row, (size_t)run->count * sizeof(float));
+  else
+    passes->square->rows(p, run, p->cols, sums);
+}
+
+/* A walk over rows in runs of at most `most`. */
+typedef struct rn_walk {
+  int64_t row, last, token, head, most;
+} rn_walk;
+RN_INLINE rn_run next_run(const rn_problem *p, rn_walk *walk) {
+  const int64_t left = walk->last - walk->row;
+  const rn_run run = run_from(p, walk->token, walk->head, left < walk->most ? left : walk->most);
+  walk->row += run.count;
+  if (p->heads == 1)
+    walk->token += run.count;
+  else if ((walk->head += run.count) == p->heads)
+    walk->head = 0, ++walk->token;
+  return run;
+}
+RN_INLINE rn_walk walk_from(const rn_problem *p, int64_t first, int64_t last, int64_t most) {
+  if (p->heads == 1) return (rn_walk){first, last, first, 0, most};
+  return (rn_walk){first, last, first / p->heads, first % p->heads, most};
+}
+
+/* Long rows from memory: the passes of neighbouring rows are fused. */
+static void far_long_rows(const rn_problem *p, const rn_passes *passes, int64_t first, int64_t last, rn_way way) {
+  rn_walk walk = walk_from(p, first, last, 1);
+  rn_run run = next_run(p, &walk), next = run;
+  if (walk.row < last) next = next_run(p, &walk);
+  float sums[RN_PAIR], v[RN_PAIR], rstd[RN_PAIR];
+  run_sums(p, passes, &run, first, sums);
+  for (int64_t row = first; row < last; ++row) {
+    rn_run later = next;
+    if (walk.row < last) later = next_run(p, &walk);
+    if (!run_rstd(p, &run, row, sums, v, rstd)) {
+      rn_portable_row(p, row);
+      if (row + 1 < last) run_sums(p, passes, &next, row + 1, sums);
+    } else if (row + 1 < last)
+      passes->fused(p, &run.at, rstd[0], way.stream, &next.at, &later.at, sums);
+    else
+      passes->apply(p, &run, 0, p->cols, rstd, way.stream, NULL);
+    run = next, next = later;
+  }
+}
+
 /* Rows of one group each, no quantised output: blocks of rows, statistic first, then the last pass. */
-static void plain_rows(const rn_problem *p, const rn_square *square, rn_apply apply, int64_t first, int64_t last,
-                       rn_way way) {
+static void plain_rows(const rn_problem *p, const rn_passes *passes, int64_t first, int64_t last, rn_way way) {
   const int64_t n = p->cols;
+  if (way.prefetch && passes->fused && n >= 4 * RN_TILE_LANES && !p->sumsq_in && p->op == RMSNORM_OP_FORWARD) {
+    far_long_rows(p, passes, first, last, way);
+    return;
+  }
   int64_t block = RN_BLOCK_BYTES / (n * 4);
   block = block < 1 ? 1 : block > RN_ROWS_MAX ? RN_ROWS_MAX : block;
   float sums[RN_ROWS_MAX + RN_PAIR], v[RN_ROWS_MAX + RN_PAIR], rstd[RN_ROWS_MAX + RN_PAIR];
-  int64_t token = p->heads == 1 ? first : first / p->heads, head = p->heads == 1 ? 0 : first % p->heads;
-  rn_run run = run_from(p, token, head, block < last - first ? block : last - first);
-  for (int64_t row = first; row < last;) {
-    const int64_t after = row + run.count;
-    if (p->heads == 1)
-      token += run.count;
-    else if ((head += run.count) == p->heads)
-      head = 0, ++token;
+  rn_walk walk = walk_from(p, first, last, block);
+  rn_run run = next_run(p, &walk);
+  for (int64_t row = first;;) {
+    run_sums(p, passes, &run, row, sums);
+    const rn_run done = run;
+    const bool more = walk.row < last;
     /* The next block's place is made before this one's last pass, which prefetches it. */
-    rn_run next = run;
-    if (after < last) next = run_from(p, token, head, block < last - after ? block : last - after);
-
-    if (p->sumsq_in)
-      memcpy(sums, p->sumsq_in + row, (size_t)run.count * sizeof(float));
-    else
-      square->rows(p, &run, n, sums);
+    if (more) run = next_run(p, &walk);
     if (p->op == RMSNORM_OP_STATS)
-      memcpy(p->sumsq_out + row, sums, (size_t)run.count * sizeof(float));
-    else {
-      finish_rstd(p, run.count, sums, v, rstd);
-      bool ordinary = true;
-      for (int r = 0; r < run.count; ++r) {
-        ordinary &= rn_ordinary(v[r]);
-        if (p->sumsq_in) rstd[r] = given_rstd(v[r], rstd[r]);
-        rstd[r] = row_rstd(p, rstd[r]);
-      }
-      if (__builtin_expect(ordinary || p->sumsq_in, 1)) {
-        if (p->rstd_out) memcpy((float *)p->rstd_out + row, rstd, (size_t)run.count * sizeof(float));
-        apply(p, &run, 0, n, rstd, way.stream, way.prefetch && after < last ? &next.at : NULL);
-      } else
-        apply_rescued(p, &run, apply, row, v, rstd);
-    }
-    row = after, run = next;
+      memcpy(p->sumsq_out + row, sums, (size_t)done.count * sizeof(float));
+    else if (__builtin_expect(run_rstd(p, &done, row, sums, v, rstd), 1))
+      passes->apply(p, &done, 0, n, rstd, way.stream, way.prefetch && more ? &run.at : NULL);
+    else
+      apply_rescued(p, &done, passes->apply, row, v, rstd);
+    if (!more) return;
+    row += done.count;
   }
 }
 
 /* The values of columns [i, i + count) of group g, into v. */
 static void normal_values(const rn_problem *p, rn_cfg c, const rn_place *at, int64_t i, int count, float rstd,
                           float *v) {
-  const vf offset = vf_set1(p->weight_offset);
   for (int k = 0; k < count; k += RN_PAIR) {
     const int some = count - k < RN_PAIR ? count - k : RN_PAIR;
     const v2 h = load_sum(p, c, at, i + k, some);
-    v2_store_f32(v + k, c.layout, normalise(p, c, at, i + k, some, h, vf_set1(rstd), offset), 0);
+    v2_store_f32(v + k, c.layout, normalise(p, c, at, i + k, some, h, vf_set1(rstd)), 0);
   }
 }
 
@@ -326,7 +436,7 @@ RN_INLINE bool next_stretch(const rn_problem *p, int64_t limit, rn_stretch *s) {
 }
 
 /* Everything else: several groups, quantised outputs. One row at a time, its groups' statistics first. */
-static void general_row(const rn_problem *p, rn_cfg c, const rn_square *square, rn_apply apply, int64_t row) {
+static void general_row(const rn_problem *p, rn_cfg c, const rn_passes *passes, int64_t row) {
   const int64_t n = p->group_cols, stat = row * p->groups;
   const rn_place whole = place_of_row(p, row);
   float sums[RN_PAIR] = {0}, v[RN_PAIR], r[RN_PAIR], rstd[RN_GROUPS_MAX];
@@ -336,7 +446,7 @@ static void general_row(const rn_problem *p, rn_cfg c, const rn_square *square, 
       sums[0] = p->sumsq_in[stat + g];
     else {
       const rn_run one = run_of(at);
-      square->rows(p, &one, n, sums);
+      passes->square->rows(p, &one, n, sums);
     }
     if (p->op == RMSNORM_OP_STATS) {
       p->sumsq_out[stat + g] = sums[0];
@@ -344,7 +454,7 @@ static void general_row(const rn_problem *p, rn_cfg c, const rn_square *square, 
     }
     finish_rstd(p, 1, sums, v, r);
     if (p->sumsq_in)
-      r[0] = given_rstd(v[0], r[0]);
+      r[0] = given_rstd(v[0]);
     else if (!rn_ordinary(v[0])) {
       rn_portable_row(p, row);
       return;
@@ -358,7 +468,7 @@ static void general_row(const rn_problem *p, rn_cfg c, const rn_square *square, 
     for (int64_t g = 0; g < p->groups; ++g) {
       const rn_place at = place_of_group(p, c, &whole, g);
       const rn_run one = run_of(at);
-      apply(p, &one, 0, n, rstd + g, false, NULL);
+      passes->apply(p, &one, 0, n, rstd + g, false, NULL);
     }
     return;
   }
@@ -403,10 +513,10 @@ static void general_row(const rn_problem *p, rn_cfg c, const rn_square *square, 
       const rn_place at = place_of_group(p, c, &whole, s.group);
       uint8_t *q = (uint8_t *)at.q + s.in_group;
       normal_values(p, c, &at, s.in_group, s.count, rstd[s.group], values);
-      if (at.y || at.residual_out)
-        for (int k = 0; k < s.count; k += RN_PAIR)
-          apply_step(p, c, &at, s.in_group + k, s.count - k < RN_PAIR ? s.count - k : RN_PAIR, vf_set1(rstd[s.group]),
-                     vf_set1(p->weight_offset), false);
+      if (at.y || at.residual_out) {
+        const rn_run one = run_of(at);
+        passes->apply(p, &one, s.in_group, s.in_group + s.count, rstd + s.group, false, NULL);
+      }
       if (p->quant == RMSNORM_QUANT_MX)
         for (int k = 0; k < s.count; ++k) q[k] = rn_quantise_mx(p->quant_dtype, values[k], exponent);
       else

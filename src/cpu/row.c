@@ -24,6 +24,7 @@ RN_INLINE rn_cfg uniform(int type, int weight, int residual, int round_xhat) {
                   .residual_out = type,
                   .gate = RMSNORM_GATE_NONE,
                   .layout = type == BF16 ? RN_SPLIT : RN_NATURAL,
+                  .tame = weight != F32,
                   .fixed = true,
                   .round_xhat = round_xhat ? type : F32,
                   .round_normed = F32};
@@ -38,6 +39,7 @@ RN_INLINE rn_cfg general(const rn_problem *p, int layout) {
                   .residual_out = p->residual_out.dtype,
                   .gate = p->gate_kind,
                   .layout = layout,
+                  .tame = false,
                   .fixed = false,
                   .round_xhat = p->round_xhat,
                   .round_normed = p->round_normed};
@@ -109,6 +111,10 @@ static const rn_square *square_for(const rn_problem *p) {
   static void apply_##name(const rn_problem *p, const rn_run *run, int64_t first, int64_t last, const float *rstd,     \
                            bool stream, const rn_place *next) {                                                        \
     apply_rows(p, uniform(type, weight, residual, round), run, first, last, rstd, stream, next);                       \
+  }                                                                                                                    \
+  static void fused_##name(const rn_problem *p, const rn_place *at, float rstd, bool stream, const rn_place *next,     \
+                           const rn_place *later, float *next_sum) {                                                   \
+    fused_row(p, uniform(type, weight, residual, round), at, rstd, stream, next, later, next_sum);                     \
   }
 RN_APPLIES(RN_APPLY)
 
@@ -118,29 +124,30 @@ static void apply_any(const rn_problem *p, const rn_run *run, int64_t first, int
   apply_rows(p, general(p, RN_NATURAL), run, first, last, rstd, false, next);
 }
 
-static rn_apply apply_for(const rn_problem *p) {
+static rn_passes passes_for(const rn_problem *p) {
   const int type = p->x.dtype, weight = p->weight ? p->weight_dtype : type, residual = p->residual.data != NULL;
   const int round = p->round_xhat != F32;
-  if (p->gate_kind || p->round_normed != F32 || (round && p->round_xhat != type)) return apply_any;
-  if (residual && (p->residual.dtype != type || (p->round_sum != F32 && p->round_sum != type))) return apply_any;
-  if (p->residual_out.data && p->residual_out.dtype != type) return apply_any;
-  if (p->y.data && p->y.dtype != type) return apply_any;
+  const rn_passes any = {square_for(p), apply_any, NULL};
+  if (p->gate_kind || p->round_normed != F32 || (round && p->round_xhat != type)) return any;
+  if (residual && (p->residual.dtype != type || (p->round_sum != F32 && p->round_sum != type))) return any;
+  if (p->residual_out.data && p->residual_out.dtype != type) return any;
+  if (p->y.data && p->y.dtype != type) return any;
 #define RN_CHOOSE(name, t, w, r, h)                                                                                    \
-  if (type == (t) && weight == (w) && residual == (r) && round == (h)) return apply_##name;
+  if (type == (t) && weight == (w) && residual == (r) && round == (h))                                                 \
+    return (rn_passes){any.square, apply_##name, fused_##name};
   RN_APPLIES(RN_CHOOSE)
 #undef RN_CHOOSE
-  return apply_any;
+  return any;
 }
 
 static void forward_rows(const rn_problem *p, int64_t first, int64_t last, rn_way way) {
-  const rn_square *square = square_for(p);
-  const rn_apply apply = apply_for(p);
+  const rn_passes passes = passes_for(p);
   if (p->groups > 1 || p->quant != RMSNORM_QUANT_NONE) {
     const rn_cfg c = general(p, RN_NATURAL);
-    for (int64_t row = first; row < last; ++row) general_row(p, c, square, apply, row);
+    for (int64_t row = first; row < last; ++row) general_row(p, c, &passes, row);
     return;
   }
-  plain_rows(p, square, apply, first, last, way);
+  plain_rows(p, &passes, first, last, way);
   if (way.stream) rn_stream_fence();
 }
 
@@ -151,7 +158,7 @@ static void block_sums(const rn_problem *p, int64_t row, int64_t first, int64_t 
 
 static void apply_cols(const rn_problem *p, int64_t row, int64_t first, int64_t last, float rstd, rn_way way) {
   const rn_run run = run_of(place_of_row(p, row));
-  apply_for(p)(p, &run, first, last, &rstd, way.stream, NULL);
+  passes_for(p).apply(p, &run, first, last, &rstd, way.stream, NULL);
   if (way.stream) rn_stream_fence();
 }
 
@@ -165,7 +172,9 @@ static void apply_cols(const rn_problem *p, int64_t row, int64_t first, int64_t 
   GRAD(f16_w32, F16, F32, f16)
 
 RN_INLINE rn_grad_cfg uniform_grad(int type, int weight) {
-  return (rn_grad_cfg){.forward = uniform(type, weight, 0, 0),
+  rn_cfg forward = uniform(type, weight, 0, 0);
+  forward.tame = false; /* a given dot may be any NaN */
+  return (rn_grad_cfg){.forward = forward,
                        .dy = type,
                        .dresidual_out = type,
                        .dx = type,

@@ -6,6 +6,8 @@
 
 #include "../internal.h"
 
+#include <math.h>
+
 /* Rows whose groups' statistics fit here are taken; with more groups the portable implementation runs. */
 #define RN_GROUPS_MAX 512
 /* 64-lane blocks of the longest lane set, W = 65536. */
@@ -46,6 +48,14 @@ extern const rn_isa rn_isa_avx512, rn_isa_avx2, rn_isa_neon;
 /* v = S / divisor + eps is an ordinary row's when it lies in this range; docs/numerics.md 1.3. */
 static inline bool rn_ordinary(float v) {
   return v >= 0x1p-120f && v <= 3.402823466e+38f;
+}
+
+/* isqrt(v) of docs/numerics.md 1.3, one value at a time. */
+static inline float rn_isqrt(float v) {
+  const float r = 1.0f / sqrtf(v);
+  if (!rn_ordinary(v)) return r;
+  const float high = v * r, low = fmaf(v, r, -high);
+  return fmaf(0.5f * r, fmaf(-low, r, fmaf(-high, r, 1.0f)), r);
 }
 
 /* The pairwise tree over `count` (a power of two) sums; overwrites them. */

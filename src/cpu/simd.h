@@ -18,9 +18,12 @@
  *   vf_max_lanes(v)                largest lane
  *   vf_round_bf16 vf_round_f16     round to that precision, stay f32
  *   v2_load_{f32,bf16,f16}(ptr, layout)   v2_load_..._some(ptr, layout, count)     absent elements read as 0
- *   v2_store_{f32,bf16,f16}(ptr, layout, v, stream)   v2_store_..._some(ptr, layout, v, count)
+ *   v2_store_{f32,f16}(ptr, layout, v, stream)   v2_store_..._some(ptr, layout, v, count)
+ *   v2_store_bf16(ptr, layout, v, stream, wild)
  *                                  stream: non-temporal, ptr must be RN_STREAM_ALIGN aligned
- *   v2_keep_first(layout, count, new, old)  elements before count from new, the others from old
+ *                                  wild: v may hold a NaN whose lower 16 bits are not 0. Rounding by addition would
+ * carry such a one over into -0, so it costs a comparison; the NaN that arithmetic makes, and those that were bf16
+ * before, are not wild v2_keep_first(layout, count, new, old)  elements before count from new, the others from old
  *   fold64(v2 acc[32/RN_VL], layout) -> vfold   64 lanes, part of the way down the canonical tree
  *   fold_sum4(vfold f[4], layout, float out[4])   the rest of the way for four of them
  *   rn_prefetch(ptr)  rn_stream_fence()
@@ -29,6 +32,7 @@
 #ifndef RN_SIMD_H
 #define RN_SIMD_H
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 

@@ -69,17 +69,18 @@ RN_INLINE void vf_pow2_halves(vf k, vf *lo, vf *hi) {
   *hi = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(rest, bias), 23));
 }
 
-/* The bits of v rounded to bf16, in the upper halves; the lower halves are rubbish. NaN becomes a quiet NaN. */
-RN_INLINE __m256i vf_bf16_upper(vf v) {
+/* The bits of v rounded to bf16, in the upper halves; the lower halves are rubbish. */
+RN_INLINE __m256i vf_bf16_upper(vf v, const bool wild) {
   const __m256i u = _mm256_castps_si256(v);
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
   const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x7fff)), odd);
+  if (!wild) return rounded;
   const __m256 nan = _mm256_cmp_ps(v, v, _CMP_UNORD_Q);
   return _mm256_castps_si256(
       _mm256_blendv_ps(_mm256_castsi256_ps(rounded), _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000)), nan));
 }
 RN_INLINE vf vf_round_bf16(vf v) {
-  return _mm256_castsi256_ps(_mm256_and_si256(vf_bf16_upper(v), _mm256_set1_epi32((int)0xffff0000u)));
+  return _mm256_castsi256_ps(_mm256_and_si256(vf_bf16_upper(v, true), _mm256_set1_epi32((int)0xffff0000u)));
 }
 RN_INLINE __m128i vf_to_f16(vf v) {
   return _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT);
@@ -158,8 +159,8 @@ RN_INLINE void v2_store_f32_some(void *ptr, int layout, v2 v, int count) {
   _mm256_maskstore_ps(f, first_of_8(count), n.a);
   _mm256_maskstore_ps(f + 8, first_of_8(count - 8), n.b);
 }
-RN_INLINE void v2_store_bf16(void *ptr, int layout, v2 v, int stream) {
-  const __m256i a = vf_bf16_upper(v.a), b = vf_bf16_upper(v.b);
+RN_INLINE void v2_store_bf16(void *ptr, int layout, v2 v, int stream, const bool wild) {
+  const __m256i a = vf_bf16_upper(v.a, wild), b = vf_bf16_upper(v.b, wild);
   __m256i h;
   if (layout == RN_SPLIT)
     h = _mm256_blend_epi16(_mm256_srli_epi32(a, 16), b, 0xaa);
@@ -172,7 +173,7 @@ RN_INLINE void v2_store_bf16(void *ptr, int layout, v2 v, int stream) {
 }
 RN_INLINE void v2_store_bf16_some(void *ptr, int layout, v2 v, int count) {
   uint16_t buffer[16];
-  v2_store_bf16(buffer, layout, v, 0);
+  v2_store_bf16(buffer, layout, v, 0, true);
   memcpy(ptr, buffer, (size_t)count * 2);
 }
 RN_INLINE void v2_store_f16(void *ptr, int layout, v2 v, int stream) {

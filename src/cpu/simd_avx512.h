@@ -68,16 +68,16 @@ RN_INLINE void vf_pow2_halves(vf k, vf *lo, vf *hi) {
   *hi = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(rest, bias), 23));
 }
 
-/* The bits of v rounded to bf16, in the upper halves; the lower halves are rubbish. NaN becomes a quiet NaN. */
-RN_INLINE __m512i vf_bf16_upper(vf v) {
-  const __m512i u = _mm512_castps_si512(v);
-  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
-  const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd);
-  const __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
-  return _mm512_mask_mov_epi32(rounded, nan, _mm512_set1_epi32(0x7fc00000));
+/* The bits of v rounded to bf16, in the upper halves; the lower halves are rubbish. */
+RN_INLINE __m512i vf_bf16_upper(vf v, const bool wild) {
+  const __m512i u = _mm512_castps_si512(v), rounded = _mm512_add_epi32(u, _mm512_set1_epi32(0x7fff));
+  const __mmask16 odd = _mm512_test_epi32_mask(u, _mm512_set1_epi32(0x10000));
+  const __m512i even = _mm512_mask_add_epi32(rounded, odd, rounded, _mm512_set1_epi32(1));
+  if (!wild) return even;
+  return _mm512_mask_mov_epi32(even, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), _mm512_set1_epi32(0x7fc00000));
 }
 RN_INLINE vf vf_round_bf16(vf v) {
-  return _mm512_castsi512_ps(_mm512_and_si512(vf_bf16_upper(v), _mm512_set1_epi32((int)0xffff0000u)));
+  return _mm512_castsi512_ps(_mm512_and_si512(vf_bf16_upper(v, true), _mm512_set1_epi32((int)0xffff0000u)));
 }
 RN_INLINE __m256i vf_to_f16(vf v) {
   return _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -161,21 +161,21 @@ RN_INLINE void v2_store_f32_some(void *ptr, int layout, v2 v, int count) {
   _mm512_mask_storeu_ps(f, first_of_16(count), n.a);
   _mm512_mask_storeu_ps(f + 16, first_of_16(count - 16), n.b);
 }
-RN_INLINE __m512i v2_to_bf16(v2 v, int layout) {
-  const __m512i a = vf_bf16_upper(v.a), b = vf_bf16_upper(v.b);
+RN_INLINE __m512i v2_to_bf16(v2 v, int layout, const bool wild) {
+  const __m512i a = vf_bf16_upper(v.a, wild), b = vf_bf16_upper(v.b, wild);
   if (layout == RN_SPLIT) return _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(a, 16), b);
   return _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(_mm512_srli_epi32(a, 16))),
                             _mm512_cvtepi32_epi16(_mm512_srli_epi32(b, 16)), 1);
 }
-RN_INLINE void v2_store_bf16(void *ptr, int layout, v2 v, int stream) {
-  const __m512i h = v2_to_bf16(v, layout);
+RN_INLINE void v2_store_bf16(void *ptr, int layout, v2 v, int stream, const bool wild) {
+  const __m512i h = v2_to_bf16(v, layout, wild);
   if (stream)
     _mm512_stream_si512((__m512i *)ptr, h);
   else
     _mm512_storeu_si512(ptr, h);
 }
 RN_INLINE void v2_store_bf16_some(void *ptr, int layout, v2 v, int count) {
-  _mm512_mask_storeu_epi16(ptr, first_of_32(count), v2_to_bf16(v, layout));
+  _mm512_mask_storeu_epi16(ptr, first_of_32(count), v2_to_bf16(v, layout, true));
 }
 RN_INLINE __m512i v2_to_f16(v2 v, int layout) {
   const v2 n = v2_natural(v, layout);

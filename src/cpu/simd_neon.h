@@ -68,15 +68,16 @@ RN_INLINE void vf_pow2_halves(vf k, vf *lo, vf *hi) {
   *hi = vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(rest, bias), 23));
 }
 
-/* The bits of v rounded to bf16, in the upper halves; the lower halves are rubbish. NaN becomes a quiet NaN. */
-RN_INLINE uint32x4_t vf_bf16_upper(vf v) {
+/* The bits of v rounded to bf16, in the upper halves; the lower halves are rubbish. */
+RN_INLINE uint32x4_t vf_bf16_upper(vf v, const bool wild) {
   const uint32x4_t u = vreinterpretq_u32_f32(v);
   const uint32x4_t odd = vandq_u32(vshrq_n_u32(u, 16), vdupq_n_u32(1));
   const uint32x4_t rounded = vaddq_u32(vaddq_u32(u, vdupq_n_u32(0x7fff)), odd);
+  if (!wild) return rounded;
   return vbslq_u32(vceqq_f32(v, v), rounded, vdupq_n_u32(0x7fc00000));
 }
 RN_INLINE vf vf_round_bf16(vf v) {
-  return vreinterpretq_f32_u32(vandq_u32(vf_bf16_upper(v), vdupq_n_u32(0xffff0000u)));
+  return vreinterpretq_f32_u32(vandq_u32(vf_bf16_upper(v, true), vdupq_n_u32(0xffff0000u)));
 }
 RN_INLINE vf vf_round_f16(vf v) {
   return vcvt_f32_f16(vcvt_f16_f32(v));
@@ -119,10 +120,10 @@ RN_INLINE void v2_store_f32(void *ptr, int layout, v2 v, int stream) {
   vst1q_f32((float *)ptr, v.a);
   vst1q_f32((float *)ptr + 4, v.b);
 }
-RN_INLINE void v2_store_bf16(void *ptr, int layout, v2 v, int stream) {
+RN_INLINE void v2_store_bf16(void *ptr, int layout, v2 v, int stream, const bool wild) {
   (void)layout, (void)stream;
-  vst1q_u16((uint16_t *)ptr,
-            vuzp2q_u16(vreinterpretq_u16_u32(vf_bf16_upper(v.a)), vreinterpretq_u16_u32(vf_bf16_upper(v.b))));
+  vst1q_u16((uint16_t *)ptr, vuzp2q_u16(vreinterpretq_u16_u32(vf_bf16_upper(v.a, wild)),
+                                        vreinterpretq_u16_u32(vf_bf16_upper(v.b, wild))));
 }
 RN_INLINE void v2_store_f16(void *ptr, int layout, v2 v, int stream) {
   (void)layout, (void)stream;
@@ -135,7 +136,7 @@ RN_INLINE void v2_store_f32_some(void *ptr, int layout, v2 v, int count) {
 }
 RN_INLINE void v2_store_bf16_some(void *ptr, int layout, v2 v, int count) {
   uint16_t buffer[8];
-  v2_store_bf16(buffer, layout, v, 0);
+  v2_store_bf16(buffer, layout, v, 0, true);
   memcpy(ptr, buffer, (size_t)count * 2);
 }
 RN_INLINE void v2_store_f16_some(void *ptr, int layout, v2 v, int count) {
