@@ -31,9 +31,12 @@
  *  - Same bits. For equal arguments the result has the same bits whatever the instruction set, the number of threads,
  *    the number of rows, the place of a row, the strides, the alignment, or in-place use. docs/numerics.md writes the
  *    order of every operation down. (NaN: same places, payload free.)
- *  - No allocation, no lock, no global mode, no printing, no exit. Safe from many threads as long as their outputs do
- *    not overlap. The caller's rounding mode, flush-to-zero bits and exception flags neither leak in nor out.
+ *  - No allocation, no lock, no global mode, no printing, no exit (the OpenMP runtime, where threads come from it, does
+ *    as it likes). Safe from many threads as long as their outputs do not overlap. The caller's rounding mode,
+ *    flush-to-zero bits and exception flags neither leak in nor out.
  *  - Bad input is refused before anything is written, with a status of its own and a sentence in rmsnorm_last_error().
+ *    Every argument that is looked at is checked, with rows == 0 all but the tensors; when several are wrong, the first
+ *    one found is reported.
  *  - Counts and strides are int64_t and counted in elements. Anything in bytes ends in `_bytes`.
  *
  * SPDX-License-Identifier: Apache-2.0 */
@@ -68,16 +71,20 @@ extern "C" {
 typedef enum rmsnorm_status {
   RMSNORM_OK = 0,
   RMSNORM_ERROR_NULL = 10,         /* a pointer that is needed is NULL */
-  RMSNORM_ERROR_STRUCT_SIZE = 12,  /* struct_size is unset, or from a library newer than this one */
-  RMSNORM_ERROR_SIZE = 14,         /* rows, heads, cols, groups, divisor: out of range, or a product overflows */
-  RMSNORM_ERROR_STRIDE = 16,       /* rows of an output would overlap, or a stride overflows */
+  RMSNORM_ERROR_STRUCT_SIZE = 12,  /* struct_size is 0 (no initialiser was used) or not that of this library */
+  RMSNORM_ERROR_SIZE = 14,         /* rows, heads, cols, groups, divisor, threads, block_cols: out of range, or a
+                                      product overflows */
+  RMSNORM_ERROR_STRIDE = 16,       /* rows of an output would overlap, a stride overflows, scale_stride is too small */
   RMSNORM_ERROR_COL_STRIDE = 18,   /* the last dimension must have stride 1 */
   RMSNORM_ERROR_ALIGNMENT = 20,    /* a pointer is not aligned to its own element */
   RMSNORM_ERROR_OVERLAP = 22,      /* an output overlaps another buffer in a way the table of aliases does not allow */
-  RMSNORM_ERROR_ENUM = 24,         /* an unknown dtype, rounding, gate, format, ... */
-  RMSNORM_ERROR_VALUE = 26,        /* eps, weight_offset, scale: negative, NaN or infinite where that has no meaning */
+  RMSNORM_ERROR_ENUM = 24,         /* an unknown dtype, rounding, gate, format, ..., or one that this argument can not
+                                      have (a quantised type for x) */
+  RMSNORM_ERROR_VALUE = 26,        /* eps, weight_offset, scale, scale_max: negative, NaN or infinite where that has no
+                                      meaning; a reserved field that is not 0 */
   RMSNORM_ERROR_WORKSPACE = 28,    /* the workspace is NULL, misaligned or too small */
-  RMSNORM_ERROR_COMBINATION = 30,  /* two arguments that exclude each other, or one that needs another */
+  RMSNORM_ERROR_COMBINATION = 30,  /* two arguments that exclude each other, or one that needs another: f64 beside an x
+                                      that is not, a stream on the CPU, a gate without an activation, ... */
   RMSNORM_ERROR_UNSUPPORTED = 40,  /* legal, but no implementation here (or not the one forced) takes it */
   RMSNORM_ERROR_UNKNOWN_IMPL = 42, /* the implementation asked for by name does not exist in this build */
   RMSNORM_ERROR_DEVICE = 50,       /* the runtime of a device failed */
@@ -90,7 +97,7 @@ RMSNORM_API const char *rmsnorm_status_string(int status);
 
 /* rmsnorm_last_error - what was wrong with the last refused call of this thread: which argument, what was expected,
  * what was found. Never NULL; "" when nothing was refused yet. The text is thread-local and lives until the thread's
- * next refused call. A successful call does not clear it. */
+ * next refused call. A successful call does not clear it. At most 511 bytes; what is longer is cut. */
 RMSNORM_API const char *rmsnorm_last_error(void);
 
 /* rmsnorm_version - RMSNORM_VERSION of the library that is loaded; rmsnorm_version_string - "major.minor.patch". */
@@ -101,7 +108,9 @@ RMSNORM_API const char *rmsnorm_version_string(void);
  * 2. Types and switches. All are int32_t in the structs, so that their size is fixed. */
 
 /* Element types. f32, f16 and bf16 mix freely in one call. f64 computes everything in double (portable implementation
- * only; gradient checks need it) and is chosen by the type of x; f64 elsewhere needs an f64 x.
+ * only; gradient checks need it) and is chosen by the type of x; f64 anywhere else needs an f64 x
+ * (RMSNORM_ERROR_COMBINATION). An x in f64 can not be quantised (RMSNORM_ERROR_UNSUPPORTED) and has no split
+ * statistics.
  * The last four occur only as outputs of a quantising forward. */
 typedef enum rmsnorm_dtype {
   RMSNORM_DTYPE_NONE = 0,
@@ -130,6 +139,7 @@ typedef enum rmsnorm_rounding {
                                  and residual promote to */
 } rmsnorm_rounding;
 
+/* The activation: silu(z) = z * sigmoid(z), so silu(-inf) = -inf * 0 is NaN; sigmoid(-inf) = 0. */
 typedef enum rmsnorm_gate { RMSNORM_GATE_NONE = 0, RMSNORM_GATE_SILU = 1, RMSNORM_GATE_SIGMOID = 2 } rmsnorm_gate;
 typedef enum rmsnorm_gate_place {
   RMSNORM_GATE_AFTER = 0, /* y * act(gate): fla, Qwen3-Next */
@@ -171,16 +181,17 @@ typedef enum rmsnorm_device { RMSNORM_DEVICE_CPU = 0, RMSNORM_DEVICE_CUDA = 1, R
 /* ------------------------------------------------------------------------------------------------------------------
  * 3. Tensors. Element (row, head, col) lies at data + row * row_stride + head * head_stride + col * col_stride, counted
  *    in elements. With heads == 1, head_stride is not looked at; with rows == 1, row_stride is not.
- *    Inputs: any strides, also 0 (one row seen by all) and negative. Outputs: rows may not overlap each other.
- *    col_stride must be 1 (it is here so that a transposed view is refused, RMSNORM_ERROR_COL_STRIDE, and never
- * misread). A base pointer needs only the alignment of its element. data == NULL means: absent. */
+ *    Inputs: any strides, also 0 (one row seen by all) and negative. Outputs: rows may not overlap each other, and one
+ *    of the two outer dimensions has to nest in the other (RMSNORM_ERROR_STRIDE).
+ *    col_stride must be 1: it is here so that a transposed view is refused (RMSNORM_ERROR_COL_STRIDE), never misread.
+ *    A base pointer needs only the alignment of its element. data == NULL means: absent; the rest is not looked at. */
 typedef struct rmsnorm_input_tensor {
   const void *data;
   int64_t row_stride;
   int64_t head_stride;
   int64_t col_stride;
-  int32_t dtype; /* rmsnorm_dtype */
-  int32_t reserved;
+  int32_t dtype;    /* rmsnorm_dtype */
+  int32_t reserved; /* 0, or RMSNORM_ERROR_VALUE */
 } rmsnorm_input_tensor;
 
 typedef struct rmsnorm_output_tensor {
@@ -188,8 +199,8 @@ typedef struct rmsnorm_output_tensor {
   int64_t row_stride;
   int64_t head_stride;
   int64_t col_stride;
-  int32_t dtype; /* rmsnorm_dtype */
-  int32_t reserved;
+  int32_t dtype;    /* rmsnorm_dtype */
+  int32_t reserved; /* 0, or RMSNORM_ERROR_VALUE */
 } rmsnorm_output_tensor;
 
 /* Short hands for the usual cases: [rows, cols] with a row stride, and [rows, heads, cols] with both. */
@@ -232,8 +243,10 @@ typedef struct rmsnorm_numerics {
  *      threads == 0   through OpenMP, as many threads as omp_get_max_threads() says, fewer for small work, none inside
  *                     a parallel region of the caller (a build without OpenMP runs serially)
  *      threads == 1   serially, in the calling thread
- *      threads == n   at most n
- *    or, when `parallel` is not NULL, by the caller's own parallel-for. Results never depend on any of this. */
+ *      threads == n   at most n; negative: RMSNORM_ERROR_SIZE
+ *    or, when `parallel` is not NULL, by the caller's own parallel-for, cut for parallel->threads threads, or for
+ *    `threads` if that is set and less. Small work, and threads == 1, runs in the calling thread without a call of run.
+ *    Results never depend on any of this. */
 typedef struct rmsnorm_parallel {
   void *context;    /* handed to run */
   int32_t threads;  /* how many tasks run may keep going at one time, >= 1 */
@@ -245,15 +258,19 @@ typedef struct rmsnorm_parallel {
 
 /* ------------------------------------------------------------------------------------------------------------------
  * 5. Forward. */
+
+/* block_cols, scale_max, scale and scale_out must be 0 or NULL where the granularity does not have them, and MX takes no
+ * INT8: RMSNORM_ERROR_COMBINATION. A block_cols that BLOCK does not know is RMSNORM_ERROR_SIZE, a scale_stride too small
+ * for its layout RMSNORM_ERROR_STRIDE. */
 typedef struct rmsnorm_quant {
   int32_t granularity;     /* rmsnorm_quant_granularity; NONE = no quantised output, the rest is not looked at */
   int32_t block_cols;      /* BLOCK: 32, 64 or 128; divides nothing: a last block may be short. Others: 0 */
   int32_t scale_op;        /* rmsnorm_scale_op */
   int32_t scale_layout;    /* rmsnorm_scale_layout; BLOCK and MX */
   int32_t e8m0_rounding;   /* rmsnorm_e8m0_rounding; MX */
-  float scale_max;         /* ROW and BLOCK: upper bound of the scale; 0 = none */
-  const float *scale;      /* TENSOR: [1], read; finite and > 0 */
-  void *scale_out;         /* ROW: f32 [rows * heads] packed. BLOCK: f32. MX: uint8_t e8m0 codes */
+  float scale_max;         /* ROW and BLOCK: upper bound of the scale; 0 = none. Others: 0 */
+  const float *scale;      /* TENSOR: [1], read; finite and > 0. Others: NULL */
+  void *scale_out;         /* ROW: f32 [rows * heads] packed. BLOCK: f32. MX: uint8_t e8m0 codes. TENSOR: NULL */
   int64_t scale_stride;    /* BLOCK and MX: see rmsnorm_scale_layout. 0 = packed */
   rmsnorm_output_tensor q; /* the quantised values: FP8_E4M3, FP8_E5M2 or INT8 (MX: fp8 only) */
 } rmsnorm_quant;
@@ -292,28 +309,32 @@ static inline rmsnorm_forward_args rmsnorm_forward_args_init(void);
 
 /* rmsnorm_forward - normalise every row of x by its root mean square, scale it, and hand it to the epilogue.
  *
- *   h[r,c]     = x[r,c] + residual[r,c]                    (residual given; otherwise h = x)
- *   residual_out[r,c] = h[r,c]                             (rounded once; with round_sum STORED this is also the h
- * below) h[r,c]    *= act(gate[r,c])                            (gate BEFORE) rstd[r,g]  = 1 / sqrt( sum_{c in g}
- * h[r,c]^2 / divisor + eps ) v[r,c]     = round_normed( round_xhat(h[r,c] * round_rstd(rstd)) * (weight_offset +
- * weight[c]) ) v[r,c]    *= act(gate[r,c])                            (gate AFTER) y[r,c]     = v[r,c] (rounded once to
- * the type of y) q[r,c]     = v[r,c] / scale                            (rounded to nearest even, saturated; NaN stays
- * NaN, in int8: 0)
+ *   h[r,c]     = x[r,c] + residual[r,c]              residual given; otherwise h = x
+ *   residual_out[r,c] = h[r,c]                       rounded once; with round_sum STORED it is this h that goes on
+ *   u[r,c]     = h[r,c] * act(gate[r,c])             gate BEFORE; otherwise u = h
+ *   rstd[r,g]  = 1 / sqrt( sum_{c in g} u[r,c]^2 / divisor + eps )
+ *   xhat[r,c]  = round_xhat( u[r,c] * round_rstd(rstd[r,g]) )
+ *   v[r,c]     = round_normed( xhat[r,c] * (weight_offset + weight[c]) )
+ *   v[r,c]     = v[r,c] * act(gate[r,c])             gate AFTER
+ *   y[r,c]     = v[r,c]                              rounded once, to the type of y
+ *   q[r,c]     = v[r,c] / scale                      rounded to nearest even, saturated; NaN stays NaN, in int8: 0
  *
  *   with r over all (row, head) pairs and act = silu or sigmoid in float32.
  *
  * Shapes      x, residual, gate, y, residual_out, quant.q: [rows, heads, cols] with free outer strides (section 3).
  * Types       x, residual, weight, gate, y, residual_out: f32, f16, bf16, each its own. f64: see rmsnorm_dtype.
  * Aliasing    y and residual_out may each be exactly the same tensor (data, dtype, strides) as x, residual or gate.
- *             No other overlap of an output with anything: RMSNORM_ERROR_OVERLAP.
+ *             No other overlap of an output with anything: RMSNORM_ERROR_OVERLAP. Slices of one buffer whose rows lie
+ *             beside each other (q and k of a packed projection) are apart; they need equal strides in bytes.
  * Numbers     float32 accumulation in the order of docs/numerics.md, which depends on cols/groups alone. Rows whose
  *             squares overflow or vanish in float32 take a second, scaled pass and are right too. A NaN makes its own
  *             row (group) NaN; an infinity makes its own element NaN and the rest of its row 0. eps == 0: a zero row
  *             gives zeros. docs/numerics.md has the whole table and the bounds.
  * Scales      ROW, BLOCK: scale = min(max(amax / largest, 2^-126), scale_max), amax the largest finite-clamped |v|, NaN
  *             skipped. A zero row so has the scale 2^-126 and zeros.
- * Execution   On the CPU the call returns when the work is done, and stream must be NULL. rows == 0 is RMSNORM_OK and
- *             touches no pointer. Nothing is allocated.
+ * Execution   On the CPU the call returns when the work is done, and stream must be NULL (RMSNORM_ERROR_COMBINATION).
+ *             rows == 0 is RMSNORM_OK, touches no tensor and asks for no implementation (impl, RMSNORM_IMPL and a
+ *             device without one go unnoticed); sizes, types of x and values are checked. Nothing is allocated.
  * Threads     safe from many threads if their outputs do not overlap.
  * Returns     RMSNORM_OK, or a status of section 1 with nothing written.
  * Moves       rows * heads * cols * (bytes of x + bytes of y), plus residual and residual_out where present.
@@ -331,12 +352,12 @@ typedef struct rmsnorm_stats_args {
   int64_t rows, heads, cols, groups; /* as in forward */
   int32_t round_sum;                 /* as numerics.round_sum; STORED rounds to the type of sum_dtype */
   int32_t sum_dtype;                 /* STORED: the type residual_out will have in forward; NONE = promoted */
-  int32_t gate_kind;                 /* rmsnorm_gate: only a gate BEFORE the norm matters here; NONE otherwise */
+  int32_t gate_kind;                 /* rmsnorm_gate of a gate BEFORE the norm. One AFTER it does not matter: NONE */
   int32_t reserved;
   rmsnorm_input_tensor x;        /* required */
   rmsnorm_input_tensor residual; /* or absent */
   rmsnorm_input_tensor gate;     /* present exactly when gate_kind is not NONE */
-  float *sumsq;                  /* required: receives [rows, heads, groups] packed */
+  float *sumsq;                  /* required: receives [rows, heads, groups] packed; overlaps no input */
   const rmsnorm_parallel *parallel;
   int32_t threads;
   int32_t device;
@@ -348,10 +369,10 @@ static inline rmsnorm_stats_args rmsnorm_stats_args_init(void);
 
 /* rmsnorm_stats - the sum of squares of every row (every group of a row).
  *
- *   sumsq[r,g] = sum_{c in g} h[r,c]^2      h as in rmsnorm_forward, the order of summation the same
+ *   sumsq[r,g] = sum_{c in g} u[r,c]^2      u as in rmsnorm_forward, the order of summation the same
  *
  * With one rank, forward given these sums returns the bits of forward without them (rows that need no rescue).
- * x may not be f64. Aliasing: none. Errors, threads, execution: as rmsnorm_forward. */
+ * x may not be f64 (RMSNORM_ERROR_COMBINATION). Aliasing: none. Errors, threads, execution: as rmsnorm_forward. */
 RMSNORM_API rmsnorm_status rmsnorm_stats(const rmsnorm_stats_args *args, void *stream);
 
 /* ------------------------------------------------------------------------------------------------------------------
@@ -371,7 +392,7 @@ typedef struct rmsnorm_backward_args {
   rmsnorm_input_tensor dy;            /* required: gradient of y */
   rmsnorm_input_tensor dresidual_out; /* or absent: gradient that arrives through the returned sum */
   const void *rstd;                   /* NULL = recomputed, to the same bits; f32 (f64 when x is f64) as returned */
-  const float *sumsq;                 /* NULL, or given sums, as in forward */
+  const float *sumsq;                 /* NULL, or given sums, as in forward; a usable rstd goes first, see below */
   const float *dot;                   /* NULL, or given row dots [rows, heads, groups] packed, summed over ranks */
   int32_t sum_dtype;                  /* round_sum STORED with residual: the type residual_out had; NONE = promoted */
   int32_t dweight_dtype;              /* f32, f16, bf16 (f64 when x is f64) */
@@ -409,27 +430,39 @@ static inline rmsnorm_backward_args rmsnorm_backward_args_init(void);
  * residual, not the saved sum, or the gradient is that of a slightly different h.
  * Sharded rows need dot summed over the ranks too: call once with dot_out alone, add over ranks, call again with dot.
  *
- * Any subset of the outputs; each has the bits it has when all are asked for. Absent outputs are never touched.
- * rows == 0: RMSNORM_OK, and dweight (when asked for) is set to zeros.
+ * The statistic of a row comes from rstd where that is given and in the range of ordinary rows (docs/numerics.md,
+ * section 4) and round_rstd is NONE; otherwise from sumsq where that is given; otherwise from x.
+ *
+ * Any subset of the outputs, but not none (RMSNORM_ERROR_NULL); each has the bits it has when all are asked for. Absent
+ * outputs are never touched.
+ * rows == 0: RMSNORM_OK, no tensor and no implementation is looked at, and dweight (when asked for) is set to zeros.
  * dweight's bits depend on the number of contributing rows and on its length only: no atomics, fixed chunks.
  * dweight without weight: RMSNORM_ERROR_COMBINATION. dgate without gate likewise.
  *
  * Aliasing    dx, dresidual and dgate may each be exactly the same tensor as x, residual, dy, dresidual_out or gate.
+ *             Everything else, dweight, dot_out and the workspace included, overlaps nothing.
  * Zero rows with eps == 0: rstd counts as 0, so dx = dresidual_out, dweight gets 0.
+ * Not finite  A NaN in a row of x makes that row's dx NaN, and so does an infinity (its x-hat is inf * 0, and dot takes
+ *             it to the whole row). dweight is NaN wherever a contributing row's x-hat or g is.
  * Moves       rows * heads * cols * (bytes of dy + x + dx), plus whatever else is present.
  * Source      differentiating the formula; there is no mean term (that is LayerNorm's). */
 RMSNORM_API rmsnorm_status rmsnorm_backward(const rmsnorm_backward_args *args, void *stream);
 
-/* rmsnorm_backward_workspace_bytes - how much workspace rmsnorm_backward wants for these arguments (the pointers need
- * not be set, except that those of the wanted outputs must not be NULL). The amount depends on the sizes, the threads,
- * and the implementation. Writes *bytes and returns RMSNORM_OK, or returns the status the call itself would. */
+/* rmsnorm_backward_workspace_bytes - how much workspace rmsnorm_backward wants for these arguments: 0 without dweight.
+ * Pointers are not followed and need not be set, except that those of the wanted outputs must not be NULL. Types and
+ * strides have to be right: an optional input (weight, residual, dresidual_out) whose pointer is NULL counts as present
+ * when its type is set, and as absent when that is NONE.
+ * The amount depends on the sizes, the wanted outputs, the implementation and the number of threads, which with threads
+ * == 0 is OpenMP's at that moment: ask where the call will be made. Writes *bytes and returns RMSNORM_OK, or the status
+ * the call itself would return. */
 RMSNORM_API rmsnorm_status rmsnorm_backward_workspace_bytes(const rmsnorm_backward_args *args, size_t *bytes);
 
 /* ------------------------------------------------------------------------------------------------------------------
  * 8. Presets: the numerics of the model families, by name ("llama", "gemma", "torch", "t5", ...).
  *    eps is never part of one: it belongs to the checkpoint. */
 
-/* rmsnorm_preset - fill *numerics with the preset of that name; RMSNORM_ERROR_ENUM when there is none. */
+/* rmsnorm_preset - fill *numerics with the preset of that name; RMSNORM_ERROR_ENUM when there is none. The type of y is
+ * not part of it: docs/numerics.md, section 7, says which type each family returns. */
 RMSNORM_API rmsnorm_status rmsnorm_preset(const char *name, rmsnorm_numerics *numerics);
 /* rmsnorm_preset_name - the name of preset i, NULL past the last. rmsnorm_preset_families - who uses it, one line. */
 RMSNORM_API const char *rmsnorm_preset_name(int i);
@@ -442,7 +475,8 @@ RMSNORM_API const char *rmsnorm_preset_families(int i);
 typedef enum rmsnorm_op { RMSNORM_OP_FORWARD = 0, RMSNORM_OP_STATS = 1, RMSNORM_OP_BACKWARD = 2 } rmsnorm_op;
 
 /* rmsnorm_impl_name - the name of implementation i of this build, NULL past the last.
- * rmsnorm_impl_why_not - NULL when this machine can run implementation i, otherwise why it can not (static text). */
+ * rmsnorm_impl_why_not - NULL when this machine can run implementation i, otherwise why it can not (static text; also
+ * for an i past the last). */
 RMSNORM_API const char *rmsnorm_impl_name(int i);
 RMSNORM_API const char *rmsnorm_impl_why_not(int i);
 
@@ -450,11 +484,12 @@ RMSNORM_API const char *rmsnorm_impl_why_not(int i);
 RMSNORM_API rmsnorm_status rmsnorm_impl_for(int op, const void *args, const char **name);
 
 /* rmsnorm_explain - write, one line an implementation, which would run and why each other would not, into text[bytes]
- * (always 0-terminated; RMSNORM_ERROR_BUFFER when it did not fit, with as much as did). Invalid arguments: their
- * status, and the reason as the text. */
+ * (always 0-terminated; RMSNORM_ERROR_BUFFER when it did not fit, with as much as did). When none takes the problem,
+ * the lines say why and the status is that of the call. Invalid arguments: their status, and the reason as the text. */
 RMSNORM_API rmsnorm_status rmsnorm_explain(int op, const void *args, char *text, size_t bytes);
 
-/* rmsnorm_cpu_features - the instruction sets found at run time, e.g. "avx2 fma f16c avx512f". Static text. */
+/* rmsnorm_cpu_features - the instruction sets found at run time that the library knows how to use, for instance
+ * "avx2 fma f16c"; "" when there are none. Static text. */
 RMSNORM_API const char *rmsnorm_cpu_features(void);
 
 /* ------------------------------------------------------------------------------------------------------------------
