@@ -259,9 +259,9 @@ typedef struct rmsnorm_parallel {
 /* ------------------------------------------------------------------------------------------------------------------
  * 5. Forward. */
 
-/* block_cols, scale_max, scale and scale_out must be 0 or NULL where the granularity does not have them, and MX takes no
- * INT8: RMSNORM_ERROR_COMBINATION. A block_cols that BLOCK does not know is RMSNORM_ERROR_SIZE, a scale_stride too small
- * for its layout RMSNORM_ERROR_STRIDE. */
+/* block_cols, scale_max, scale and scale_out must be 0 or NULL where the granularity does not have them, and MX takes
+ * no INT8: RMSNORM_ERROR_COMBINATION. A block_cols that BLOCK does not know is RMSNORM_ERROR_SIZE, a scale_stride that
+ * is too small for its layout RMSNORM_ERROR_STRIDE. */
 typedef struct rmsnorm_quant {
   int32_t granularity;     /* rmsnorm_quant_granularity; NONE = no quantised output, the rest is not looked at */
   int32_t block_cols;      /* BLOCK: 32, 64 or 128; divides nothing: a last block may be short. Others: 0 */
