@@ -84,28 +84,36 @@ RN_INLINE void dot_lanes(const rn_problem *p, rn_grad_cfg c, const rn_grad_place
   }
 }
 
-RN_INLINE float row_dot(const rn_problem *p, rn_grad_cfg c, const rn_grad_place *at) {
+/* dot[s] of `rows` rows. Short rows share the shuffles of fold_sum4. */
+RN_INLINE void row_dots(const rn_problem *p, rn_grad_cfg c, const rn_grad_place *at, int rows, float *dot) {
   const int64_t n = p->cols, lanes = rn_lanes(n), blocks = lanes / 64;
   const int tile = c.forward.fixed ? RN_TILE_BLOCKS : 1;
   float sums[RN_BLOCKS_MAX];
   v2 acc[RN_TILE_BLOCKS * RN_PAIRS] = {v2_zero()};
   vfold fold[4];
   if (blocks >= 4) {
-    for (int64_t b = 0; b < blocks; b += 4) {
-      for (int t = 0; t < 4; t += tile) {
-        dot_lanes(p, c, at, n, lanes, (b + t) * 64, tile, acc);
-        for (int s = 0; s < tile; ++s) fold[t + s] = fold64(acc + s * RN_PAIRS, c.forward.layout);
+    for (int s = 0; s < rows; ++s) {
+      for (int64_t b = 0; b < blocks; b += 4) {
+        for (int t = 0; t < 4; t += tile) {
+          dot_lanes(p, c, at + s, n, lanes, (b + t) * 64, tile, acc);
+          for (int k = 0; k < tile; ++k) fold[t + k] = fold64(acc + k * RN_PAIRS, c.forward.layout);
+        }
+        fold_sum4(fold, c.forward.layout, sums + b);
       }
-      fold_sum4(fold, c.forward.layout, sums + b);
+      dot[s] = rn_tree(sums, blocks);
     }
-  } else {
+    return;
+  }
+  const int per_row = (int)blocks, step = 4 / per_row;
+  for (int s = 0; s < rows; s += step) {
+    const int some = rows - s < step ? rows - s : step;
     for (int t = 0; t < 4; ++t) {
-      if (t < blocks) dot_lanes(p, c, at, n, lanes, t * 64, 1, acc);
-      fold[t] = fold64(acc, c.forward.layout); /* past the last block: not used */
+      if (t < some * per_row) dot_lanes(p, c, at + s + t / per_row, n, lanes, t % per_row * 64, 1, acc);
+      fold[t] = fold64(acc, c.forward.layout); /* past the last row: not used */
     }
     fold_sum4(fold, c.forward.layout, sums);
+    for (int t = 0; t < some; ++t) dot[s + t] = per_row == 1 ? sums[t] : sums[2 * t] + sums[2 * t + 1];
   }
-  return rn_tree(sums, blocks);
 }
 
 /* One step of the last pass for one row: gradients of this row's own, and (g, xhat) for dweight. */
@@ -185,36 +193,64 @@ RN_INLINE void bundle_step(const rn_problem *p, rn_grad_cfg c, const rn_grad_pla
   v2_store_f32(to->target + i, RN_NATURAL, sum[0], 0);
 }
 
-/* The last pass of a bundle. Without rows it only moves the counter on. */
+/* The last pass of a bundle. Without rows it only moves the counter on. `next` are as many rows that will be wanted
+ * soon, or NULL; they are fetched no nearer than the second-level cache, where a bundle fits. */
 RN_INLINE void bundle_columns(const rn_problem *p, rn_grad_cfg c, const rn_grad_place *at, const int rows,
-                              const bool tree, const rn_collect *to, bool stream) {
+                              const bool tree, const rn_collect *to, bool stream, const rn_grad_place *next) {
   const int64_t n = p->cols;
   int64_t i = 0;
   if (stream) {
     for (int s = 0; s < rows; ++s)
       if (!at[s].dx || (uintptr_t)at[s].dx % RN_STREAM_ALIGN != 0) stream = false;
   }
-  for (; i + RN_PAIR <= n; i += RN_PAIR) bundle_step(p, c, at, rows, tree, to, i, RN_PAIR, stream);
+  for (; i + RN_PAIR <= n; i += RN_PAIR) {
+    bundle_step(p, c, at, rows, tree, to, i, RN_PAIR, stream);
+    if (!next) continue;
+    for (int s = 0; s < rows; ++s) {
+      for (int64_t byte = 0; byte < rn_offset(c.forward.x, RN_PAIR); byte += 64)
+        rn_prefetch_far(next[s].in.x + rn_offset(c.forward.x, i) + byte);
+      for (int64_t byte = 0; byte < rn_offset(c.dy, RN_PAIR); byte += 64)
+        rn_prefetch_far(next[s].dy + rn_offset(c.dy, i) + byte);
+    }
+  }
   if (i < n) bundle_step(p, c, at, rows, tree, to, i, (int)(n - i), false);
 }
 
 /* Bundles of the usual sizes are unrolled. */
 RN_INLINE void bundle_pass(const rn_problem *p, rn_grad_cfg c, const rn_grad_place *at, int rows, bool tree,
-                           const rn_collect *to, bool stream) {
+                           const rn_collect *to, bool stream, const rn_grad_place *next) {
   if (c.forward.fixed && rows == RN_BUNDLE && tree)
-    bundle_columns(p, c, at, RN_BUNDLE, true, to, stream);
+    bundle_columns(p, c, at, RN_BUNDLE, true, to, stream, next);
   else if (c.forward.fixed && rows == RN_BUNDLE)
-    bundle_columns(p, c, at, RN_BUNDLE, false, to, stream);
+    bundle_columns(p, c, at, RN_BUNDLE, false, to, stream, next);
   else
-    bundle_columns(p, c, at, rows, tree, to, stream);
+    bundle_columns(p, c, at, rows, tree, to, stream, next);
 }
 
-/* An instance: the forward's first pass, the row dot, and the last pass of a bundle. */
+/* An instance: the forward's first pass, the row dots, and the last pass of a bundle. */
 typedef struct rn_grad {
   const rn_square *square;
-  float (*dot)(const rn_problem *p, const rn_grad_place *at);
-  void (*bundle)(const rn_problem *p, const rn_grad_place *at, int rows, bool tree, const rn_collect *to, bool stream);
+  void (*dots)(const rn_problem *p, const rn_grad_place *at, int rows, float *dot);
+  void (*bundle)(const rn_problem *p, const rn_grad_place *at, int rows, bool tree, const rn_collect *to, bool stream,
+                 const rn_grad_place *next);
 } rn_grad;
+
+/* Rows whose last passes run side by side: successive rows of one row lane, or (tree) one row of each of four lanes. */
+typedef struct rn_bundle {
+  rn_grad_place at[RN_BUNDLE];
+  int64_t row[RN_BUNDLE];
+  int rows;
+  bool tree;
+  /* For dweight, see dweight.h. */
+  int64_t lane;      /* of the chunk */
+  bool starts, ends; /* the first, the last bundle of its lane */
+} rn_bundle;
+
+RN_INLINE void bundle_add(const rn_problem *p, rn_bundle *b, int64_t row) {
+  const int64_t token = p->heads == 1 ? row : row / p->heads, head = p->heads == 1 ? 0 : row % p->heads;
+  b->row[b->rows] = row;
+  b->at[b->rows++] = grad_place_of(p, token, head);
+}
 
 /* The statistic of one row: at->factor and at->r; false when the row is rescued. */
 static bool grad_statistic(const rn_problem *p, const rn_grad *grad, rn_grad_place *at, int64_t row) {
@@ -239,146 +275,46 @@ static bool grad_statistic(const rn_problem *p, const rn_grad *grad, rn_grad_pla
   return false;
 }
 
-/* Everything that a row's last pass needs. True when the row is ordinary. */
-static bool grad_prepare(const rn_problem *p, const rn_grad *grad, const rn_grad *rescued, rn_grad_place *at,
-                         int64_t row) {
-  const bool ordinary = grad_statistic(p, grad, at, row);
-  const bool wanted = at->dx || at->dresidual || (at->dgate && p->gate_before);
-  float dot = 0.0f;
-  if (p->dot_out || (wanted && !p->dot_in)) dot = (ordinary ? grad : rescued)->dot(p, at);
-  if (p->dot_out) p->dot_out[row] = dot;
-  if (p->dot_in) dot = p->dot_in[row];
-  at->c = dot / (float)p->divisor;
+/* Everything that the last pass of a bundle needs. True when all its rows are ordinary. */
+static bool grad_prepare(const rn_problem *p, const rn_grad *grad, const rn_grad *rescued, rn_bundle *b) {
+  const bool wanted = p->dx.data || p->dresidual.data || (p->dgate.data && p->gate_before);
+  float dot[RN_BUNDLE] = {0};
+  bool ordinary = true;
+  for (int s = 0; s < b->rows; ++s) ordinary &= grad_statistic(p, grad, b->at + s, b->row[s]);
+  if (p->dot_out || (wanted && !p->dot_in)) (ordinary ? grad : rescued)->dots(p, b->at, b->rows, dot);
+  for (int s = 0; s < b->rows; ++s) {
+    if (p->dot_out) p->dot_out[b->row[s]] = dot[s];
+    if (p->dot_in) dot[s] = p->dot_in[b->row[s]];
+    const float c = dot[s] / (float)p->divisor;
+    b->at[s].c = c == c ? c : (float)NAN; /* a given NaN could be a wild one, see simd.h */
+  }
   return ordinary;
 }
 
-static void bundle(const rn_problem *p, const rn_grad *grad, const rn_grad *rescued, rn_grad_place *at,
-                   const int64_t *row, int rows, bool tree, const rn_collect *to, bool stream) {
-  bool ordinary = true;
-  for (int s = 0; s < rows; ++s) ordinary &= grad_prepare(p, grad, rescued, at + s, row[s]);
-  (__builtin_expect(ordinary, 1) ? grad : rescued)->bundle(p, at, rows, tree, to, stream);
+RN_INLINE void bundle_run(const rn_problem *p, const rn_grad *grad, const rn_grad *rescued, rn_bundle *b,
+                          const rn_collect *to, rn_way way, const rn_bundle *next) {
+  const bool ordinary = grad_prepare(p, grad, rescued, b);
+  (__builtin_expect(ordinary, 1) ? grad : rescued)
+      ->bundle(p, b->at, b->rows, b->tree, to, way.stream,
+               way.prefetch && next && next->rows >= b->rows ? next->at : NULL);
+}
+
+/* Rows of a bundle. */
+RN_INLINE int bundle_most(const rn_problem *p) {
+  const int64_t two_rows = p->cols * (p->x.size + p->dy.size) * 2;
+  return two_rows * 2 <= RN_BUNDLE_BYTES ? RN_BUNDLE : two_rows <= RN_BUNDLE_BYTES ? 2 : 1;
 }
 
 static void grad_rows(const rn_problem *p, const rn_grad *grad, const rn_grad *rescued, int64_t first, int64_t last,
-                      bool stream) {
+                      rn_way way) {
   const rn_collect nowhere = {.target = NULL};
-  int64_t token = first / p->heads, head = first % p->heads;
-  for (int64_t row = first; row < last; ++row) {
-    rn_grad_place at = grad_place_of(p, token, head);
-    bundle(p, grad, rescued, &at, &row, 1, false, &nowhere, stream);
-    if (++head == p->heads) head = 0, ++token;
-  }
-}
-
-/* The binary counter: vector `level` holds the sum of 2^level row lanes, or nothing. */
-typedef struct rn_counter {
-  float *levels; /* level k at levels + k * stride */
-  int64_t stride;
-  uint64_t occupied;
-} rn_counter;
-
-/* Where the sum of 2^level more lanes goes: carries listed in *to, to->target set. */
-RN_INLINE void counter_push(rn_counter *k, int level, rn_collect *to) {
-  to->carries = 0;
-  while (k->occupied >> level & 1) {
-    to->carry[to->carries++] = k->levels + level * k->stride;
-    k->occupied &= ~(1ull << level);
-    ++level;
-  }
-  k->occupied |= 1ull << level;
-  to->target = k->levels + level * k->stride;
-}
-
-RN_INLINE int64_t padded_cols(const rn_problem *p) {
-  return (p->dweight_cols + 63) / 64 * 64;
-}
-
-static void grad_lanes(const rn_problem *p, const rn_grad *grad, const rn_grad *rescued, const rn_lane_range *range,
-                       bool stream) {
-  const rn_chunks chunks = rn_chunks_of(p->dweight_rows, p->dweight_cols);
-  const int64_t n = padded_cols(p), R = p->dweight_rows;
-  const int64_t row_bytes = p->cols * (p->x.size + p->dy.size);
-  const int most = row_bytes * 4 <= RN_BUNDLE_BYTES ? 4 : row_bytes * 2 <= RN_BUNDLE_BYTES ? 2 : 1;
-  float *lane_sums = range->scratch; /* [P][n] */
-  rn_counter counter = {range->scratch + chunks.P * n, n, 0};
-  rn_grad_place at[RN_BUNDLE];
-  int64_t row[RN_BUNDLE];
-  rn_collect to;
-
-  for (int64_t lane = range->first; lane < range->last;) {
-    const int64_t chunk = lane / chunks.P;
-    /* Four lanes with one row each. (Lanes of a range start at multiples of four wherever there are four.) */
-    if (chunks.P == 1 && most == 4 && lane % 4 == 0 && lane + 4 <= range->last && rn_chunk_rows(chunks, R, lane) == 1 &&
-        rn_chunk_rows(chunks, R, lane + 1) == 1 && rn_chunk_rows(chunks, R, lane + 2) == 1 &&
-        rn_chunk_rows(chunks, R, lane + 3) == 1) {
-      for (int s = 0; s < 4; ++s) {
-        const int64_t j = rn_chunk_row(chunks, lane + s, 0);
-        row[s] = p->dweight_vectors > 1 ? j * p->heads + range->vector : j;
-        at[s] = grad_place_of(p, row[s] / p->heads, row[s] % p->heads);
-      }
-      counter_push(&counter, 2, &to);
-      bundle(p, grad, rescued, at, row, 4, true, &to, stream);
-      lane += 4;
-      continue;
-    }
-    /* One chunk: its P lanes advance together, `most` rows of a lane at a time. */
-    const int64_t rows = rn_chunk_rows(chunks, R, chunk), P = chunks.P;
-    for (int64_t i = 0; i == 0 || i < rows; i += P * most) {
-      const bool ends = i + P * most >= rows;
-      for (int64_t l = 0; l < P; ++l) {
-        int count = 0;
-        for (; count < most && i + l + count * P < rows; ++count) {
-          const int64_t j = rn_chunk_row(chunks, chunk, i + l + count * P);
-          row[count] = p->dweight_vectors > 1 ? j * p->heads + range->vector : j;
-          at[count] = grad_place_of(p, row[count] / p->heads, row[count] % p->heads);
-        }
-        to.start = i == 0 ? NULL : lane_sums + l * n;
-        if (ends)
-          counter_push(&counter, 0, &to);
-        else
-          to.carries = 0, to.target = lane_sums + l * n;
-        if (count == 0) at[0] = grad_place_of(p, 0, 0), at[0].in.weight = NULL;
-        bundle(p, grad, rescued, at, row, count, false, &to, stream);
-      }
-    }
-    lane += P;
-  }
-
-  /* What is left in the counter: the shorter right end is added to its left neighbours, shortest first. */
-  for (int64_t i = 0; i < n; i += RN_PAIR) {
-    v2 sum = v2_zero();
-    bool empty = true;
-    for (int level = 0; level < 64 && counter.occupied >> level; ++level) {
-      if (!(counter.occupied >> level & 1)) continue;
-      const v2 left = raw_load(counter.levels + level * n, i);
-      sum = empty ? left : v2_add(left, sum);
-      empty = false;
-    }
-    v2_store_f32(range->sum + i, RN_NATURAL, sum, 0);
-  }
-}
-
-/* dweight[first .. last) = the tree over `parts` sums, rounded once; first is a multiple of RN_PAIR. */
-static void grad_finish(const rn_problem *p, int layout, int64_t vector, const float *sums, int64_t stride,
-                        int64_t parts, int64_t first, int64_t last) {
-  char *dweight = p->dweight + rn_offset(p->dweight_dtype, vector * p->dweight_cols);
-  for (int64_t i = first; i < last; i += RN_PAIR) {
-    v2 level[64];
-    uint64_t occupied = 0;
-    for (int64_t part = 0; part < parts; ++part) {
-      v2 sum = raw_load(sums + part * stride, i);
-      int k = 0;
-      for (; occupied >> k & 1; ++k) sum = v2_add(level[k], sum), occupied &= ~(1ull << k);
-      level[k] = sum, occupied |= 1ull << k;
-    }
-    v2 sum = v2_zero();
-    bool empty = true;
-    for (int k = 0; k < 64 && occupied >> k; ++k)
-      if (occupied >> k & 1) sum = empty ? level[k] : v2_add(level[k], sum), empty = false;
-    const int count = last - i < RN_PAIR ? (int)(last - i) : RN_PAIR;
-    if (count == RN_PAIR)
-      store_all(p->dweight_dtype, layout, dweight, i, sum, false, true);
-    else
-      store_some(p->dweight_dtype, layout, dweight, i, sum, count);
+  rn_bundle now = {.rows = 0}, next = {.rows = 0};
+  /* The rows of a bundle share their weight. */
+  const int most = p->heads > 1 && p->weight_head_bytes ? 1 : bundle_most(p);
+  for (int64_t row = first; row < last || now.rows > 0;) {
+    next.rows = 0;
+    while (next.rows < most && row < last) bundle_add(p, &next, row++);
+    if (now.rows > 0) bundle_run(p, grad, rescued, &now, &nowhere, way, &next);
+    now = next;
   }
 }

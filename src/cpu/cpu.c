@@ -79,7 +79,8 @@ const char *rn_cpu_features(void) {
 #define STREAM_BYTES ((int64_t)24 * 1024 * 1024)
 /* Rows that come from a cache need no prefetch. */
 #define PREFETCH_BYTES ((int64_t)1024 * 1024)
-/* With fewer rows than this a thread's share of rows is uneven; long rows are then shared by columns. */
+/* With fewer rows than this a thread's share of rows is uneven; long rows are then shared by columns. At least 1024:
+ * the sharing goes by quads of 64-lane blocks. */
 #define SHARE_COLS 16384
 #define SHARE_ROWS 16
 

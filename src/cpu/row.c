@@ -11,6 +11,8 @@
 
 #include "backward.h"
 
+#include "dweight.h"
+
 #define F32  RMSNORM_DTYPE_F32
 #define F16  RMSNORM_DTYPE_F16
 #define BF16 RMSNORM_DTYPE_BF16
@@ -172,9 +174,7 @@ static void apply_cols(const rn_problem *p, int64_t row, int64_t first, int64_t 
   GRAD(f16_w32, F16, F32, f16)
 
 RN_INLINE rn_grad_cfg uniform_grad(int type, int weight) {
-  rn_cfg forward = uniform(type, weight, 0, 0);
-  forward.tame = false; /* a given dot may be any NaN */
-  return (rn_grad_cfg){.forward = forward,
+  return (rn_grad_cfg){.forward = uniform(type, weight, 0, 0),
                        .dy = type,
                        .dresidual_out = type,
                        .dx = type,
@@ -193,33 +193,33 @@ RN_INLINE rn_grad_cfg general_grad(const rn_problem *p, int layout) {
 }
 
 #define RN_GRAD(name, type, weight, first_pass)                                                                        \
-  static float dot_##name(const rn_problem *p, const rn_grad_place *at) {                                              \
-    return row_dot(p, uniform_grad(type, weight), at);                                                                 \
+  static void dots_##name(const rn_problem *p, const rn_grad_place *at, int rows, float *dot) {                        \
+    row_dots(p, uniform_grad(type, weight), at, rows, dot);                                                            \
   }                                                                                                                    \
   static void bundle_##name(const rn_problem *p, const rn_grad_place *at, int rows, bool tree, const rn_collect *to,   \
-                            bool stream) {                                                                             \
-    bundle_pass(p, uniform_grad(type, weight), at, rows, tree, to, stream);                                            \
+                            bool stream, const rn_grad_place *next) {                                                  \
+    bundle_pass(p, uniform_grad(type, weight), at, rows, tree, to, stream, next);                                      \
   }                                                                                                                    \
-  static const rn_grad grad_##name = {&square_##first_pass, dot_##name, bundle_##name};
+  static const rn_grad grad_##name = {&square_##first_pass, dots_##name, bundle_##name};
 RN_GRADS(RN_GRAD)
 
 /* The general form multiplies by at->factor, which is 1 for ordinary rows, so it serves rescued rows as well. It comes
  * in both layouts, because it shares the scratch vectors of dweight with the instance it stands in for. */
-static float dot_any(const rn_problem *p, const rn_grad_place *at) {
-  return row_dot(p, general_grad(p, RN_NATURAL), at);
+static void dots_any(const rn_problem *p, const rn_grad_place *at, int rows, float *dot) {
+  row_dots(p, general_grad(p, RN_NATURAL), at, rows, dot);
 }
 static void bundle_any(const rn_problem *p, const rn_grad_place *at, int rows, bool tree, const rn_collect *to,
-                       bool stream) {
-  (void)stream;
-  bundle_pass(p, general_grad(p, RN_NATURAL), at, rows, tree, to, false);
+                       bool stream, const rn_grad_place *next) {
+  (void)stream, (void)next;
+  bundle_pass(p, general_grad(p, RN_NATURAL), at, rows, tree, to, false, NULL);
 }
 static void bundle_any_split(const rn_problem *p, const rn_grad_place *at, int rows, bool tree, const rn_collect *to,
-                             bool stream) {
-  (void)stream;
-  bundle_pass(p, general_grad(p, RN_SPLIT), at, rows, tree, to, false);
+                             bool stream, const rn_grad_place *next) {
+  (void)stream, (void)next;
+  bundle_pass(p, general_grad(p, RN_SPLIT), at, rows, tree, to, false, NULL);
 }
-static const rn_grad grad_any = {&square_any, dot_any, bundle_any};
-static const rn_grad grad_any_split = {&square_any, dot_any, bundle_any_split};
+static const rn_grad grad_any = {&square_any, dots_any, bundle_any};
+static const rn_grad grad_any_split = {&square_any, dots_any, bundle_any_split};
 
 static const rn_grad *grad_for(const rn_problem *p) {
   const int type = p->x.dtype, weight = p->weight ? p->weight_dtype : type;
@@ -242,13 +242,13 @@ static const rn_grad *rescued_for(const rn_problem *p, const rn_grad *grad) {
 
 static void backward_rows(const rn_problem *p, int64_t first, int64_t last, rn_way way) {
   const rn_grad *grad = grad_for(p);
-  grad_rows(p, grad, rescued_for(p, grad), first, last, way.stream);
+  grad_rows(p, grad, rescued_for(p, grad), first, last, way);
   if (way.stream) rn_stream_fence();
 }
 
 static void backward_lanes(const rn_problem *p, const rn_lane_range *range, rn_way way) {
   const rn_grad *grad = grad_for(p);
-  grad_lanes(p, grad, rescued_for(p, grad), range, way.stream);
+  grad_lanes(p, grad, rescued_for(p, grad), range, way);
   if (way.stream) rn_stream_fence();
 }
 

@@ -26,7 +26,7 @@
  * before, are not wild v2_keep_first(layout, count, new, old)  elements before count from new, the others from old
  *   fold64(v2 acc[32/RN_VL], layout) -> vfold   64 lanes, part of the way down the canonical tree
  *   fold_sum4(vfold f[4], layout, float out[4])   the rest of the way for four of them
- *   rn_prefetch(ptr)  rn_stream_fence()
+ *   rn_prefetch(ptr)  rn_prefetch_far(ptr)  rn_stream_fence()      far: into the second-level cache only
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef RN_SIMD_H

@@ -236,6 +236,9 @@ RN_INLINE void fold_sum4(const vfold *f, int layout, float *out) {
 RN_INLINE void rn_prefetch(const void *ptr) {
   _mm_prefetch((const char *)ptr, _MM_HINT_T0);
 }
+RN_INLINE void rn_prefetch_far(const void *ptr) {
+  _mm_prefetch((const char *)ptr, _MM_HINT_T1);
+}
 RN_INLINE void rn_stream_fence(void) {
   _mm_sfence();
 }

@@ -168,4 +168,7 @@ RN_INLINE void fold_sum4(const vfold *f, int layout, float *out) {
 RN_INLINE void rn_prefetch(const void *ptr) {
   __builtin_prefetch(ptr, 0, 3);
 }
+RN_INLINE void rn_prefetch_far(const void *ptr) {
+  __builtin_prefetch(ptr, 0, 2);
+}
 RN_INLINE void rn_stream_fence(void) {}
