@@ -31,12 +31,10 @@
  *  - Same bits. For equal arguments the result has the same bits whatever the instruction set, the number of threads,
  *    the number of rows, the place of a row, the strides, the alignment, or in-place use. docs/numerics.md writes the
  *    order of every operation down. (NaN: same places, payload free.)
- *  - No allocation, no lock, no global mode, no printing, no exit (the OpenMP runtime, where threads come from it, does
- *    as it likes). Safe from many threads as long as their outputs do not overlap. The caller's rounding mode,
+ *  - No allocation, no lock, no global mode, no printing, no exit, but for what the OpenMP runtime does where threads
+ *    come from it. Safe from many threads as long as their outputs do not overlap. The caller's rounding mode,
  *    flush-to-zero bits and exception flags neither leak in nor out.
  *  - Bad input is refused before anything is written, with a status of its own and a sentence in rmsnorm_last_error().
- *    Every argument that is looked at is checked, with rows == 0 all but the tensors; when several are wrong, the first
- *    one found is reported.
  *  - Counts and strides are int64_t and counted in elements. Anything in bytes ends in `_bytes`.
  *
  * SPDX-License-Identifier: Apache-2.0 */
@@ -67,7 +65,7 @@ extern "C" {
 
 /* ------------------------------------------------------------------------------------------------------------------
  * 1. Status codes. Values never change; gaps are for later members of the same kind. Every refusal below leaves every
- *    output as it was. */
+ *    output as it was. When several arguments are wrong, the first one found is reported. */
 typedef enum rmsnorm_status {
   RMSNORM_OK = 0,
   RMSNORM_ERROR_NULL = 10,         /* a pointer that is needed is NULL */
