@@ -408,6 +408,92 @@ static void family_f64(rn_case *c, int64_t i, rn_random *r) {
   c->cols = 1 + rn_random_below(r, 400), c->groups = 1;
 }
 
+/* One type throughout, nothing special: what the kernels have instances for. */
+static void usual(rn_case *c, int type) {
+  plain(c);
+  for (int t = 0; t < RN_TENSORS; t++) {
+    if (rn_tensor_is_strided(t)) c->dtype[t] = type;
+    c->alias[t] = -1;
+  }
+  c->dtype[RN_WEIGHT] = type;
+  c->dtype[RN_RESIDUAL] = c->dtype[RN_SUM] = c->dtype[RN_DSUM] = 0;
+  memset(&c->numerics, 0, sizeof c->numerics);
+  memset(&c->quant, 0, sizeof c->quant);
+  c->weight_shape = RMSNORM_WEIGHT_COLS;
+}
+
+static void family_widths(rn_case *c, int64_t i, rn_random *r) {
+  (void)r;
+  usual(c, floats[i / 1100 % 3]);
+  c->op = i / 3300 % 2 ? RMSNORM_OP_BACKWARD : RMSNORM_OP_FORWARD;
+  c->cols = 1 + i % 1100;
+  c->rows = 7;
+  c->data = RN_DATA_NORMAL, c->threads = 1;
+  for (int t = 0; t < RN_TENSORS; t++) c->layout[t].kind = RN_LAYOUT_PACKED;
+}
+
+/* Bytes of one column of one row that the call moves, and those of them that it writes. */
+static int64_t moved(const rn_case *c, int64_t *written) {
+  int64_t all = 0;
+  *written = 0;
+  for (int t = 0; t < RN_WORKSPACE; t++) {
+    if (!rn_tensor_is_strided(t) || !c->dtype[t] || (t >= RN_INPUTS && !(c->want & 1u << t))) continue;
+    int64_t bytes = (int64_t)rmsnorm_dtype_bytes(c->dtype[t]);
+    all += bytes;
+    if (t == RN_Y || t == RN_SUM || t == RN_DX) *written += bytes;
+  }
+  return all;
+}
+
+/* Just past the sizes at which src/cpu/cpu.c changes its ways: threads and passes over two rows at once from a MiB a
+ * thread, stores past the caches from 24 MiB written by a thread, columns shared when rows are few and long. */
+static void family_large(rn_case *c, int64_t i, rn_random *r) {
+  enum { MIB = 1 << 20, STREAMED = 24 * MIB, FEW = 16 };
+  static const int64_t widths[] = {1024, 1500, 3000, 4096, 16387, 131072}, long_widths[] = {50257, 131072, 262147};
+  static const int64_t narrow[] = {64, 100, 600};
+  static const int crews[] = {1, 2, 7, -3}, pairs[] = {1, 1, 2, -2}, many[] = {2, 7, -3};
+  bool streamed = i % 8 == 3, shared = i % 8 == 2, odd = i % 8 == 4;
+  rmsnorm_numerics numerics = c->numerics;
+  rmsnorm_quant quant = c->quant;
+  usual(c, floats[i % 3]);
+  c->op = i % 5 == 4 ? RMSNORM_OP_BACKWARD : i % 16 == 10 ? RMSNORM_OP_STATS : RMSNORM_OP_FORWARD;
+  c->unjudged = true;
+  c->threads = streamed ? pick(r, pairs, COUNT(pairs)) : shared ? pick(r, many, COUNT(many)) : crews[i / 2 % 4];
+  if (odd) c->numerics = numerics, c->quant = quant;
+  if (chance(r, 2)) c->numerics.round_xhat = RMSNORM_ROUND_X;
+  if (chance(r, 3)) c->dtype[RN_WEIGHT] = chance(r, 3) ? 0 : RMSNORM_DTYPE_F32;
+  if (chance(r, 2)) {
+    c->dtype[RN_RESIDUAL] = c->dtype[RN_SUM] = c->dtype[RN_X];
+    c->numerics.round_sum = chance(r, 2) ? RMSNORM_ROUND_STORED : RMSNORM_ROUND_NONE;
+    if (chance(r, 2)) c->alias[RN_SUM] = RN_RESIDUAL;
+  }
+  if (chance(r, 4)) c->alias[RN_Y] = c->alias[RN_DX] = RN_X;
+  if (chance(r, 12)) c->dtype[RN_SUMSQ_IN] = RMSNORM_DTYPE_F32;
+  c->want = ~0u;
+  if (c->op == RMSNORM_OP_BACKWARD) {
+    if (chance(r, 2)) c->dtype[RN_RESIDUAL] = 0; /* the saved sum is x, as in training */
+    if (chance(r, 3)) c->dtype[RN_DSUM] = c->dtype[RN_X];
+    if (chance(r, 2)) c->want &= ~(1u << RN_DRESIDUAL | 1u << RN_DOT);
+    if (chance(r, 4)) c->want &= ~(1u << RN_DWEIGHT);
+  }
+  c->data = chance(r, 2) ? RN_DATA_NORMAL : RN_DATA_SOME;
+  bool anyhow = chance(r, 3);
+  for (int t = 0; t < RN_TENSORS && !anyhow; t++) {
+    c->layout[t].kind = RN_LAYOUT_PACKED;
+    if (chance(r, 2)) c->layout[t].offset = 0, c->layout[t].at_end = false;
+  }
+  c->cols = widths[rn_random_below(r, COUNT(widths))];
+  if (c->op == RMSNORM_OP_BACKWARD && chance(r, 2)) c->cols = narrow[rn_random_below(r, COUNT(narrow))];
+  if (shared) c->cols = long_widths[rn_random_below(r, COUNT(long_widths))];
+  legalise(c);
+  int64_t written, all = moved(c, &written), crew = c->threads < 0 ? -c->threads : c->threads;
+  int64_t want = streamed && written ? STREAMED * crew / (written * c->cols) : MIB * crew / (all * c->cols);
+  c->rows = 1 + want + rn_random_below(r, 3);
+  if (shared && c->rows < 2) c->rows = 2;
+  if (shared && c->rows >= FEW) c->rows = FEW - 1;
+  if (!shared && chance(r, 4)) c->heads = 3, c->rows = c->rows / 3 + 1;
+}
+
 typedef struct family {
   const char *name, *about;
   int64_t cases[RN_LEVELS];
@@ -431,6 +517,8 @@ static const family families[] = {
     {"subsets", "every subset of the gradients", {128, 256, 2560}, family_subsets},
     {"threads", "threads, callbacks, long rows", {20, 80, 800}, family_threads},
     {"company", "rows give the same alone and together", {60, 180, 1800}, family_company},
+    {"widths", "every width from 1 to 1100 in each type, 7 packed rows", {0, 3300, 13200}, family_widths},
+    {"large", "sizes from which on memory is treated differently", {16, 96, 960}, family_large},
     {"f64", "float64 throughout", {60, 180, 1800}, family_f64},
 };
 
@@ -480,8 +568,8 @@ put(writer *w, const char *format, ...) {
 void rn_case_describe(const rn_case *c, char *text, size_t bytes) {
   static const char *const ops[] = {"forward", "stats", "backward"};
   static const char *const layouts[] = {"packed", "padded", "slice", "heads-outer", "backwards", "repeated"};
-  static const char *const datas[] = {"normal", "large", "small", "subnormal", "zero", "constant",
-                                      "nan",    "inf",   "ties",  "wide",      "mixed"};
+  static const char *const datas[] = {"normal", "large", "small", "subnormal", "zero",  "constant",
+                                      "nan",    "inf",   "ties",  "wide",      "mixed", "some"};
   static const char *const quants[] = {"none", "tensor", "row", "block", "mx"};
   writer w = {text, bytes, 0};
   if (bytes) text[0] = 0;
@@ -533,9 +621,10 @@ void rn_case_fill(const rn_case *c, int tensor, int64_t row, double *values, int
   int data = RN_DATA_NORMAL, dtype = c->dtype[tensor];
   if (tensor == RN_X || tensor == RN_RESIDUAL) {
     data = c->data;
-    if (data == RN_DATA_MIXED) { /* x and residual of a row have the same kind */
+    if (data >= RN_DATA_MIXED) { /* x and residual of a row have the same kind */
       rn_random kind = {c->seed + (uint64_t)row};
-      data = (int)rn_random_below(&kind, RN_DATA_MIXED);
+      bool normal = data == RN_DATA_SOME && rn_random_below(&kind, 8) != 0;
+      data = normal ? RN_DATA_NORMAL : (int)rn_random_below(&kind, RN_DATA_MIXED);
     }
   }
   double constant = rn_random_normal(&r);

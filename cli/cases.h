@@ -69,6 +69,7 @@ typedef enum rn_data {
   RN_DATA_TIES,  /* sums and products that lie between two bf16 numbers */
   RN_DATA_WIDE,  /* exponents all over the range */
   RN_DATA_MIXED, /* another kind in every row */
+  RN_DATA_SOME,  /* another kind in one row of eight, the others normal */
   RN_DATAS
 } rn_data;
 
@@ -89,6 +90,7 @@ typedef struct rn_case {
   bool saved_rstd, given_dot; /* backward: handed in, instead of computed */
   bool split;                 /* forward: the sums come from rmsnorm_stats of the same implementation */
   bool alone;                 /* forward: the reference call is made for every row by itself */
+  bool unjudged;              /* large: only the bits are compared, other families have judged such values */
   int data, weight_data;
   int threads; /* as in the arguments; -n = n threads through a callback */
 } rn_case;

@@ -76,10 +76,12 @@ bool rn_ref_within(int dtype, int compute, rn_approx ref, double got, double *ul
 
 /* ---- the staged model ----
  * Outputs are packed arrays in the types that args names. rstd: [rows, heads, groups] packed (float, or double with an
- * f64 x), as the library returned it; NULL = from the exactly summed statistics. skipped[row * groups + g] is set for
- * rescued rows: their rstd as returned does not tell the factors that were used. NULL outputs are not wanted. */
+ * f64 x), as the library returned it. skipped[row * groups + g] is set for rescued rows: their rstd as returned does
+ * not tell the factors that were used. The rstd that comes out is what a given sum of squares has to lead to (only then
+ * has it one right answer). NULL outputs are not wanted. */
 typedef struct rn_staged_forward_out {
   void *y, *residual_out, *q, *scale;
+  float *rstd; /* only with args->sumsq */
   uint8_t *skipped;
 } rn_staged_forward_out;
 /* v is a scratch array of cols doubles. */

@@ -100,14 +100,21 @@ static row_statistic statistic(const rn_source *s, const void *rstd, int64_t row
     r.rescued = finite && sum != 0 && !(v > low * 1.001L && sum < high * 0.999L);
     if (finite && sum == 0 && eps != 0) r.rescued = eps < low * 1.001;
   }
-  if (rstd) {
-    r.rstd = rn_ref_load(s->real, rstd, at);
-    return r;
-  }
-  double given = s->sumsq ? s->sumsq[at] : step(s, (double)sum);
-  double v = step(s, step(s, given / step(s, (double)s->divisor)) + eps);
-  r.rstd = v == 0 ? 0 : stage(s, s->rstd_dtype, step(s, 1 / step(s, sqrt(v))));
+  r.rstd = rn_ref_load(s->real, rstd, at);
   return r;
+}
+
+/* docs/numerics.md 1.3: from a given sum to rstd. Sums are given in float32 only. */
+static double rstd_of_sum(const rn_source *s, float sum) {
+  float v = sum / (float)s->divisor + (float)s->eps;
+  if (v == 0) return 0;
+  float r = 1 / sqrtf(v);
+  if (v >= 0x1p-120f && v <= 0x1.fffffep+127f) {
+    float high = v * r, low = fmaf(v, r, -high);
+    float e = fmaf(-low, r, fmaf(-high, r, 1));
+    r = fmaf(0.5f * r, e, r);
+  }
+  return stage(s, s->rstd_dtype, (double)r);
 }
 
 static double weight_at(const rn_source *s, int64_t head, int64_t col) {
@@ -173,6 +180,7 @@ void rn_staged_forward(const rmsnorm_forward_args *args, const void *rstd, doubl
     for (int64_t g = 0; g < s.groups; g++) {
       row_statistic stat = statistic(&s, rstd, row, head, g);
       if (out->skipped) out->skipped[r * s.groups + g] = stat.rescued;
+      if (out->rstd) out->rstd[r * s.groups + g] = (float)rstd_of_sum(&s, s.sumsq[r * s.groups + g]);
       for (int64_t c = g * s.width; c < (g + 1) * s.width; c++) {
         element e = element_at(&s, row, head, c);
         v[c] = stage(&s, s.xhat_dtype, step(&s, e.u * stat.rstd));

@@ -53,7 +53,7 @@ static void test_the_real_library_passes(void **state) {
       char text[1200];
       bool unsupported;
       rn_case_make(&c, family, i, 3);
-      if (c.cols > 5000) continue;
+      if (c.cols > 5000 || c.unjudged) continue;
       rn_case_describe(&c, text, sizeof text);
       if (rn_harness_prepare(&h, &c, &tally[0]) || rn_harness_run(&h, "portable", &tally[1], &unsupported))
         fail_msg("%s %s: %s", rn_finding_name(h.findings[0].kind), rn_tensor_name(h.findings[0].tensor), text);
