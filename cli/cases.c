@@ -412,7 +412,7 @@ static void family_f64(rn_case *c, int64_t i, rn_random *r) {
 static void usual(rn_case *c, int type) {
   plain(c);
   for (int t = 0; t < RN_TENSORS; t++) {
-    if (rn_tensor_is_strided(t)) c->dtype[t] = type;
+    if (rn_tensor_is_strided(t) && t != RN_Q) c->dtype[t] = type;
     c->alias[t] = -1;
   }
   c->dtype[RN_WEIGHT] = type;
