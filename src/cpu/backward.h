@@ -44,7 +44,7 @@ RN_INLINE rn_grad_place grad_place_of(const rn_problem *p, int64_t token, int64_
 }
 
 RN_INLINE v2 load_u(const rn_problem *p, rn_grad_cfg c, const rn_grad_place *at, int64_t i, int count) {
-  return gated_before(p, c.forward, &at->in, i, count, load_sum(p, c.forward, &at->in, i, count));
+  return gated_before(p, c.forward, &at->in, i, count, load_sum(c.forward, &at->in, i, count));
 }
 RN_INLINE v2 load_g(const rn_problem *p, rn_grad_cfg c, const rn_grad_place *at, int64_t i, int count) {
   v2 g = load(c.forward, c.dy, at->dy, i, count);
@@ -52,10 +52,13 @@ RN_INLINE v2 load_g(const rn_problem *p, rn_grad_cfg c, const rn_grad_place *at,
     g = v2_mul(g, v2_act(c.forward.gate, load(c.forward, p->gate.dtype, at->in.gate, i, count)));
   return g;
 }
-RN_INLINE v2 load_w(const rn_problem *p, rn_grad_cfg c, const rn_grad_place *at, int64_t i, int count) {
-  const vf offset = vf_set1(p->weight_offset);
-  const v2 w = load(c.forward, c.forward.weight, at->in.weight, i, count);
-  return (v2){vf_add(w.a, offset), vf_add(w.b, offset)};
+RN_INLINE v2 load_w(rn_grad_cfg c, const rn_grad_place *at, int64_t i, int count) {
+  v2 w = load(c.forward, c.forward.weight, at->in.weight, i, count);
+  if (c.forward.has_offset) {
+    const vf offset = vf_set1(c.forward.weight_offset);
+    w = (v2){vf_add(w.a, offset), vf_add(w.b, offset)};
+  }
+  return w;
 }
 RN_INLINE v2 xhat_of(rn_grad_cfg c, const rn_grad_place *at, v2 u) {
   if (c.rescued) u = v2_scale(u, vf_set1(at->factor));
@@ -64,7 +67,7 @@ RN_INLINE v2 xhat_of(rn_grad_cfg c, const rn_grad_place *at, v2 u) {
 
 RN_INLINE v2 dot_step(const rn_problem *p, rn_grad_cfg c, const rn_grad_place *at, int64_t i, int count, v2 acc) {
   v2 t = load_g(p, c, at, i, count);
-  if (at->in.weight) t = v2_mul(t, load_w(p, c, at, i, count));
+  if (at->in.weight) t = v2_mul(t, load_w(c, at, i, count));
   return v2_fma(t, xhat_of(c, at, load_u(p, c, at, i, count)), acc);
 }
 
@@ -74,14 +77,14 @@ RN_INLINE void dot_lanes(const rn_problem *p, rn_grad_cfg c, const rn_grad_place
   int64_t i = lane;
   for (; i + blocks * 64 <= n; i += lanes)
     for (int j = 0; j < blocks * RN_PAIRS; ++j) acc[j] = dot_step(p, c, at, i + j * RN_PAIR, RN_PAIR, acc[j]);
-  for (int j = 0; j < blocks * RN_PAIRS; ++j) {
-    const int64_t k = i + j * RN_PAIR;
-    if (k >= n) break;
-    const int count = n - k < RN_PAIR ? (int)(n - k) : RN_PAIR;
-    const v2 sum = dot_step(p, c, at, k, count, acc[j]);
-    /* A lane of products may be -0, which adding an absent element's +0 would lose. */
-    acc[j] = count == RN_PAIR ? sum : v2_keep_first(c.forward.layout, count, sum, acc[j]);
-  }
+  if (i < n)
+#pragma GCC unroll 16
+    for (int j = 0; j < blocks * RN_PAIRS; ++j) {
+      const int64_t k = i + j * RN_PAIR, left = n - k;
+      const int count = left <= 0 ? 0 : left < RN_PAIR ? (int)left : RN_PAIR;
+      /* A lane of products may be -0, which adding an absent element's +0 would lose. */
+      acc[j] = v2_keep_first(c.forward.layout, count, dot_step(p, c, at, k, count, acc[j]), acc[j]);
+    }
 }
 
 /* dot[s] of `rows` rows. Short rows share the shuffles of fold_sum4. */
@@ -108,8 +111,11 @@ RN_INLINE void row_dots(const rn_problem *p, rn_grad_cfg c, const rn_grad_place 
   for (int s = 0; s < rows; s += step) {
     const int some = rows - s < step ? rows - s : step;
     for (int t = 0; t < 4; ++t) {
-      if (t < some * per_row) dot_lanes(p, c, at + s + t / per_row, n, lanes, t % per_row * 64, 1, acc);
-      fold[t] = fold64(acc, c.forward.layout); /* past the last row: not used */
+      if (t < some * per_row) {
+        dot_lanes(p, c, at + s + t / per_row, n, lanes, t % per_row * 64, 1, acc);
+        fold[t] = fold64(acc, c.forward.layout);
+      } else
+        fold[t] = fold[0]; /* its sum is not used */
     }
     fold_sum4(fold, c.forward.layout, sums);
     for (int t = 0; t < some; ++t) dot[s + t] = per_row == 1 ? sums[t] : sums[2 * t] + sums[2 * t + 1];
@@ -122,7 +128,7 @@ typedef struct rn_products {
 } rn_products;
 RN_INLINE rn_products grad_step(const rn_problem *p, rn_grad_cfg c, const rn_grad_place *at, int64_t i, int count, v2 w,
                                 bool stream) {
-  const v2 h = load_sum(p, c.forward, &at->in, i, count);
+  const v2 h = load_sum(c.forward, &at->in, i, count);
   const v2 dy = load(c.forward, c.dy, at->dy, i, count);
   v2 u = h, g = dy;
   rn_gate_values gate[2] = {{vf_zero(), vf_zero()}, {vf_zero(), vf_zero()}};
@@ -135,7 +141,9 @@ RN_INLINE rn_products grad_step(const rn_problem *p, rn_grad_cfg c, const rn_gra
       g = v2_mul(dy, (v2){gate[0].act, gate[1].act});
   }
   const v2 xhat = xhat_of(c, at, u);
-  if (at->dx || at->dresidual || at->dgate) {
+  /* The fixed instances are for calls that want dx and no other output of its shape. */
+  const bool fixed = c.forward.fixed;
+  if (fixed || at->dx || at->dresidual || at->dgate) {
     const vf r = vf_set1(at->r), dot = vf_set1(at->c);
     const v2 t = at->in.weight ? v2_mul(g, w) : g;
     v2 du = {vf_mul(r, vf_fnma(xhat.a, dot, t.a)), vf_mul(r, vf_fnma(xhat.b, dot, t.b))};
@@ -154,8 +162,8 @@ RN_INLINE rn_products grad_step(const rn_problem *p, rn_grad_cfg c, const rn_gra
       if (at->dgate) store(c.forward, c.dgate, at->dgate, i, dgate, count, false);
     } else if (at->dresidual_out)
       dh = v2_add(dh, load(c.forward, c.dresidual_out, at->dresidual_out, i, count));
-    if (at->dx) store(c.forward, c.dx, at->dx, i, dh, count, stream);
-    if (at->dresidual) store(c.forward, c.dresidual, at->dresidual, i, dh, count, false);
+    if (fixed || at->dx) store(c.forward, c.dx, at->dx, i, dh, count, stream);
+    if (!fixed && at->dresidual) store(c.forward, c.dresidual, at->dresidual, i, dh, count, false);
   }
   return (rn_products){g, xhat};
 }
@@ -173,47 +181,56 @@ RN_INLINE v2 raw_load(const float *base, int64_t i) {
 }
 
 RN_INLINE void bundle_step(const rn_problem *p, rn_grad_cfg c, const rn_grad_place *at, const int rows, const bool tree,
-                           const rn_collect *to, int64_t i, int count, bool stream) {
-  const v2 w = at->in.weight ? load_w(p, c, at, i, count) : v2_zero();
+                           const float *start, const rn_collect *to, float *target, int carries, int64_t i, int count,
+                           bool stream) {
+  const v2 w = at->in.weight ? load_w(c, at, i, count) : v2_zero();
   v2 sum[RN_BUNDLE];
-  sum[0] = !tree && to->start ? raw_load(to->start, i) : v2_zero();
+  sum[0] = !tree && start ? raw_load(start, i) : v2_zero();
   for (int s = 0; s < rows; ++s) {
     const rn_products d = grad_step(p, c, at + s, i, count, w, stream);
-    if (!to->target) continue;
+    if (!target) continue;
     if (tree)
       sum[s] = v2_fma(d.g, d.xhat, v2_zero());
     else
       sum[0] = v2_fma(d.g, d.xhat, sum[0]);
   }
-  if (!to->target) return;
+  if (!target) return;
   if (tree)
     for (int width = rows; width > 1; width /= 2)
       for (int s = 0; s < width / 2; ++s) sum[s] = v2_add(sum[2 * s], sum[2 * s + 1]);
-  for (int k = 0; k < to->carries; ++k) sum[0] = v2_add(raw_load(to->carry[k], i), sum[0]);
-  v2_store_f32(to->target + i, RN_NATURAL, sum[0], 0);
+  for (int k = 0; k < carries; ++k) sum[0] = v2_add(raw_load(to->carry[k], i), sum[0]);
+  v2_store_f32(target + i, RN_NATURAL, sum[0], 0);
 }
 
 /* The last pass of a bundle. Without rows it only moves the counter on. `next` are as many rows that will be wanted
  * soon, or NULL; they are fetched no nearer than the second-level cache, where a bundle fits. */
-RN_INLINE void bundle_columns(const rn_problem *p, rn_grad_cfg c, const rn_grad_place *at, const int rows,
+RN_INLINE void bundle_columns(const rn_problem *p, rn_grad_cfg c, const rn_grad_place *bundle, const int rows,
                               const bool tree, const rn_collect *to, bool stream, const rn_grad_place *next) {
   const int64_t n = p->cols;
-  int64_t i = 0;
-  if (stream) {
-    for (int s = 0; s < rows; ++s)
-      if (!at[s].dx || (uintptr_t)at[s].dx % RN_STREAM_ALIGN != 0) stream = false;
+  const float *const start = to->start;
+  float *const target = to->target;
+  const int carries = target ? to->carries : 0;
+  rn_grad_place at[RN_BUNDLE]; /* local copies, see rn_cfg */
+  const char *next_x[RN_BUNDLE], *next_dy[RN_BUNDLE];
+  at[0] = bundle[0]; /* also without rows: its weight is looked at */
+  for (int s = 0; s < rows; ++s) {
+    at[s] = bundle[s];
+    next_x[s] = next ? next[s].in.x : NULL, next_dy[s] = next ? next[s].dy : NULL;
+    if (!at[s].dx || (uintptr_t)at[s].dx % RN_STREAM_ALIGN != 0) stream = false;
   }
+  const bool fetch = next != NULL;
+  int64_t i = 0;
   for (; i + RN_PAIR <= n; i += RN_PAIR) {
-    bundle_step(p, c, at, rows, tree, to, i, RN_PAIR, stream);
-    if (!next) continue;
+    bundle_step(p, c, at, rows, tree, start, to, target, carries, i, RN_PAIR, stream);
+    if (!fetch) continue;
     for (int s = 0; s < rows; ++s) {
       for (int64_t byte = 0; byte < rn_offset(c.forward.x, RN_PAIR); byte += 64)
-        rn_prefetch_far(next[s].in.x + rn_offset(c.forward.x, i) + byte);
+        rn_prefetch_far(next_x[s] + rn_offset(c.forward.x, i) + byte);
       for (int64_t byte = 0; byte < rn_offset(c.dy, RN_PAIR); byte += 64)
-        rn_prefetch_far(next[s].dy + rn_offset(c.dy, i) + byte);
+        rn_prefetch_far(next_dy[s] + rn_offset(c.dy, i) + byte);
     }
   }
-  if (i < n) bundle_step(p, c, at, rows, tree, to, i, (int)(n - i), false);
+  if (i < n) bundle_step(p, c, at, rows, tree, start, to, target, carries, i, (int)(n - i), false);
 }
 
 /* Bundles of the usual sizes are unrolled. */

@@ -75,10 +75,12 @@ const char *rn_cpu_features(void) {
 
 /* Opening a parallel region costs 2 to 3 us, in which one core moves about half a megabyte through its caches. */
 #define THREAD_BYTES (1024 * 1024)
-/* Streaming stores pay when the output does not stay in the caches anyway. Below that a reader of y finds it there. */
-#define STREAM_BYTES ((int64_t)24 * 1024 * 1024)
-/* Rows that come from a cache need no prefetch. */
-#define PREFETCH_BYTES ((int64_t)1024 * 1024)
+/* Streaming stores pay when what is written does not stay in the second-level cache anyway: break-even between 1 and 4
+ * MiB a thread, 1.5 to 2 times from 8 MiB on. (The price: who reads y next finds it in memory, not in the third level.)
+ */
+#define STREAM_BYTES ((int64_t)6 * 1024 * 1024)
+/* Rows that come from the second-level cache need no prefetch, and lose by the fused passes. */
+#define PREFETCH_BYTES ((int64_t)2 * 1024 * 1024)
 /* With fewer rows than this a thread's share of rows is uneven; long rows are then shared by columns. At least 1024:
  * the sharing goes by quads of 64-lane blocks. */
 #define SHARE_COLS 16384
@@ -131,6 +133,7 @@ typedef struct rn_share {
 } rn_share;
 
 static int64_t cut(int64_t total, int64_t parts, int64_t i) {
+  if (parts == 1) return i * total; /* a short call would feel the divisions */
   return total / parts * i + (total % parts < i ? total % parts : i);
 }
 

@@ -22,8 +22,12 @@ typedef struct rn_cfg {
   int layout;                               /* of every vector in the row */
   bool tame;                                /* no wild NaN can come up, see simd.h */
   bool fixed;                               /* the types above are compile-time constants */
-  int round_xhat, round_normed;             /* element types, F32 = not rounded */
+  int round_sum, round_xhat, round_normed;  /* element types, F32 = not rounded */
+  bool has_offset;                          /* weight_offset is not -0 */
+  float weight_offset;
 } rn_cfg;
+/* Everything the loops need from the problem is in here or in a local copy of a place: a vector store may alias
+ * anything that lies in memory, and what it may alias would be loaded again in every turn. */
 
 /* Where one row (one group of it) lies. */
 typedef struct rn_place {
@@ -184,11 +188,11 @@ RN_INLINE v2 v2_act(int kind, v2 z) {
 }
 
 /* x + residual, rounded where round_sum says so. */
-RN_INLINE v2 load_sum(const rn_problem *p, rn_cfg c, const rn_place *at, int64_t i, int count) {
+RN_INLINE v2 load_sum(rn_cfg c, const rn_place *at, int64_t i, int count) {
   v2 h = load(c, c.x, at->x, i, count);
   if (c.residual) {
     h = v2_add(h, load(c, c.residual, at->residual, i, count));
-    if (p->round_sum != RMSNORM_DTYPE_F32) h = round_to(p->round_sum, h);
+    if (c.x != RMSNORM_DTYPE_F32 || !c.fixed) h = round_to(c.round_sum, h);
   }
   return h;
 }

@@ -24,17 +24,17 @@ RN_INLINE void square_lanes(const rn_problem *p, rn_cfg c, const rn_place *at, i
   int64_t i = lane;
   for (; i + blocks * 64 <= n; i += lanes)
     for (int j = 0; j < blocks * RN_PAIRS; ++j) {
-      const v2 u = gated_before(p, c, at, i + j * RN_PAIR, RN_PAIR, load_sum(p, c, at, i + j * RN_PAIR, RN_PAIR));
+      const v2 u = gated_before(p, c, at, i + j * RN_PAIR, RN_PAIR, load_sum(c, at, i + j * RN_PAIR, RN_PAIR));
       acc[j] = v2_fma(u, u, acc[j]);
     }
   /* What is left of the last, partly filled step. Absent elements read as 0 and so change nothing: a lane of squares is
-   * never -0. */
+   * never -0. Unrolled without a way out, or the lanes would be kept in memory for the sake of an index. */
   if (i < n)
+#pragma GCC unroll 16
     for (int j = 0; j < blocks * RN_PAIRS; ++j) {
-      const int64_t k = i + j * RN_PAIR;
-      if (k >= n) break;
-      const int count = n - k < RN_PAIR ? (int)(n - k) : RN_PAIR;
-      const v2 u = gated_before(p, c, at, k, count, load_sum(p, c, at, k, count));
+      const int64_t k = i + j * RN_PAIR, left = n - k;
+      const int count = left <= 0 ? 0 : left < RN_PAIR ? (int)left : RN_PAIR;
+      const v2 u = gated_before(p, c, at, k, count, load_sum(c, at, k, count));
       acc[j] = v2_fma(u, u, acc[j]);
     }
 }
@@ -67,8 +67,9 @@ RN_INLINE void square_short_rows(const rn_problem *p, rn_cfg c, const rn_run *ru
       if (t < rows * per_row) {
         const rn_place at = run_place(run, r + t / per_row);
         square_lanes(p, c, &at, n, lanes, t % per_row * 64, 1, acc);
-      } /* else the sums of the row before once more: they are not used */
-      fold[t] = fold64(acc, c.layout);
+        fold[t] = fold64(acc, c.layout);
+      } else
+        fold[t] = fold[0]; /* its sum is not used */
     }
     fold_sum4(fold, c.layout, out);
     for (int t = 0; t < rows; ++t) sums[r + t] = per_row == 1 ? out[t] : out[2 * t] + out[2 * t + 1];
@@ -117,17 +118,13 @@ RN_INLINE void finish_rstd(const rn_problem *p, int count, const float *sums, fl
   }
 }
 
-RN_INLINE bool is_no_offset(float offset) {
-  return offset == 0.0f; /* -0.0f: rn_problem knows no +0.0f */
-}
-
 /* The value that y and the quantiser receive, docs/numerics.md 1.5. */
 RN_INLINE v2 normalise(const rn_problem *p, rn_cfg c, const rn_place *at, int64_t i, int count, v2 h, vf rstd) {
   v2 v = round_to(c.round_xhat, v2_scale(gated_before(p, c, at, i, count, h), rstd));
   if (at->weight) {
     v2 w = load(c, c.weight, at->weight, i, count);
-    if (!is_no_offset(p->weight_offset)) { /* the branch is cheaper than adding -0 */
-      const vf offset = vf_set1(p->weight_offset);
+    if (c.has_offset) { /* the branch is cheaper than adding -0 */
+      const vf offset = vf_set1(c.weight_offset);
       w = (v2){vf_add(w.a, offset), vf_add(w.b, offset)};
     }
     v = v2_mul(v, w);
@@ -140,7 +137,7 @@ RN_INLINE v2 normalise(const rn_problem *p, rn_cfg c, const rn_place *at, int64_
 /* One step of the last pass: everything is loaded before anything is stored, so that outputs may lie on inputs. */
 RN_INLINE void apply_step(const rn_problem *p, rn_cfg c, const rn_place *at, int64_t i, int count, vf rstd,
                           bool stream) {
-  const v2 h = load_sum(p, c, at, i, count);
+  const v2 h = load_sum(c, at, i, count);
   const v2 v = normalise(p, c, at, i, count, h, rstd);
   if (c.residual && at->residual_out) {
     /* The sum is stored before it is rounded a second time: without round_sum it has not been rounded yet. */
@@ -271,9 +268,10 @@ typedef void (*rn_fused)(const rn_problem *p, const rn_place *at, float rstd, bo
                          const rn_place *later, float *next_sum);
 
 #define RN_TILE_LANES 256
-RN_INLINE void fused_row(const rn_problem *p, rn_cfg c, const rn_place *at, float rstd_one, bool stream,
-                         const rn_place *next, const rn_place *later, float *next_sum) {
+RN_INLINE void fused_row(const rn_problem *p, rn_cfg c, const rn_place *this_row, float rstd_one, bool stream,
+                         const rn_place *next_row, const rn_place *later, float *next_sum) {
   const int64_t n = p->cols, lanes = rn_lanes(n);
+  const rn_place here = *this_row, then = *next_row, *at = &here, *next = &then;
   const vf rstd = vf_set1(rstd_one);
   const int64_t head = apply_head(p, c, at, 0, n, rstd, &stream);
   float sums[RN_BLOCKS_MAX];
@@ -374,9 +372,36 @@ static void far_long_rows(const rn_problem *p, const rn_passes *passes, int64_t 
   }
 }
 
+/* One row alone: what a decoder calls for every token. No blocks, and one rstd needs no vectors. */
+static void single_row(const rn_problem *p, const rn_passes *passes, int64_t row, rn_way way) {
+  const rn_run run = run_of(place_of_row(p, row));
+  float sum[RN_PAIR], rstd;
+  run_sums(p, passes, &run, row, sum);
+  if (p->op == RMSNORM_OP_STATS) {
+    p->sumsq_out[row] = sum[0];
+    return;
+  }
+  const float v = sum[0] / (float)p->divisor + (float)p->eps;
+  if (p->sumsq_in)
+    rstd = given_rstd(v);
+  else if (rn_ordinary(v))
+    rstd = rn_isqrt(v);
+  else {
+    rn_portable_row(p, row);
+    return;
+  }
+  rstd = row_rstd(p, rstd);
+  if (p->rstd_out) ((float *)p->rstd_out)[row] = rstd;
+  passes->apply(p, &run, 0, p->cols, &rstd, way.stream, NULL);
+}
+
 /* Rows of one group each, no quantised output: blocks of rows, statistic first, then the last pass. */
 static void plain_rows(const rn_problem *p, const rn_passes *passes, int64_t first, int64_t last, rn_way way) {
   const int64_t n = p->cols;
+  if (last - first == 1) {
+    single_row(p, passes, first, way);
+    return;
+  }
   if (way.prefetch && passes->fused && n >= 4 * RN_TILE_LANES && !p->sumsq_in && p->op == RMSNORM_OP_FORWARD) {
     far_long_rows(p, passes, first, last, way);
     return;
@@ -408,7 +433,7 @@ static void normal_values(const rn_problem *p, rn_cfg c, const rn_place *at, int
                           float *v) {
   for (int k = 0; k < count; k += RN_PAIR) {
     const int some = count - k < RN_PAIR ? count - k : RN_PAIR;
-    const v2 h = load_sum(p, c, at, i + k, some);
+    const v2 h = load_sum(c, at, i + k, some);
     v2_store_f32(v + k, c.layout, normalise(p, c, at, i + k, some, h, vf_set1(rstd)), 0);
   }
 }

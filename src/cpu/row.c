@@ -18,7 +18,7 @@
 #define BF16 RMSNORM_DTYPE_BF16
 
 /* One element type for x, residual, residual_out and y; the weight's; and x-hat rounded to that type or not. */
-RN_INLINE rn_cfg uniform(int type, int weight, int residual, int round_xhat) {
+RN_INLINE rn_cfg uniform(const rn_problem *p, int type, int weight, int residual, int round_xhat) {
   return (rn_cfg){.x = type,
                   .residual = residual ? type : 0,
                   .weight = weight,
@@ -28,8 +28,11 @@ RN_INLINE rn_cfg uniform(int type, int weight, int residual, int round_xhat) {
                   .layout = type == BF16 ? RN_SPLIT : RN_NATURAL,
                   .tame = weight != F32,
                   .fixed = true,
+                  .round_sum = p->round_sum,
                   .round_xhat = round_xhat ? type : F32,
-                  .round_normed = F32};
+                  .round_normed = F32,
+                  .has_offset = p->weight_offset != 0.0f,
+                  .weight_offset = p->weight_offset};
 }
 
 /* Whatever the problem says. */
@@ -43,8 +46,11 @@ RN_INLINE rn_cfg general(const rn_problem *p, int layout) {
                   .layout = layout,
                   .tame = false,
                   .fixed = false,
+                  .round_sum = p->round_sum,
                   .round_xhat = p->round_xhat,
-                  .round_normed = p->round_normed};
+                  .round_normed = p->round_normed,
+                  .has_offset = p->weight_offset != 0.0f,
+                  .weight_offset = p->weight_offset};
 }
 
 /* ------------------------------------------------------------------------------------------------------------------
@@ -59,11 +65,11 @@ RN_INLINE rn_cfg general(const rn_problem *p, int layout) {
 
 #define RN_SQUARE(name, type, residual)                                                                                \
   static void square_rows_##name(const rn_problem *p, const rn_run *run, int64_t n, float *sums) {                     \
-    square_rows(p, uniform(type, type, residual, 0), run, n, sums);                                                    \
+    square_rows(p, uniform(p, type, type, residual, 0), run, n, sums);                                                 \
   }                                                                                                                    \
   static void square_blocks_##name(const rn_problem *p, const rn_place *at, int64_t first, int64_t last,               \
                                    float *sums) {                                                                      \
-    square_blocks(p, uniform(type, type, residual, 0), at, p->cols, rn_lanes(p->cols), first, last, sums);             \
+    square_blocks(p, uniform(p, type, type, residual, 0), at, p->cols, rn_lanes(p->cols), first, last, sums);          \
   }                                                                                                                    \
   static const rn_square square_##name = {square_rows_##name, square_blocks_##name};
 RN_SQUARES(RN_SQUARE)
@@ -112,11 +118,11 @@ static const rn_square *square_for(const rn_problem *p) {
 #define RN_APPLY(name, type, weight, residual, round)                                                                  \
   static void apply_##name(const rn_problem *p, const rn_run *run, int64_t first, int64_t last, const float *rstd,     \
                            bool stream, const rn_place *next) {                                                        \
-    apply_rows(p, uniform(type, weight, residual, round), run, first, last, rstd, stream, next);                       \
+    apply_rows(p, uniform(p, type, weight, residual, round), run, first, last, rstd, stream, next);                    \
   }                                                                                                                    \
   static void fused_##name(const rn_problem *p, const rn_place *at, float rstd, bool stream, const rn_place *next,     \
                            const rn_place *later, float *next_sum) {                                                   \
-    fused_row(p, uniform(type, weight, residual, round), at, rstd, stream, next, later, next_sum);                     \
+    fused_row(p, uniform(p, type, weight, residual, round), at, rstd, stream, next, later, next_sum);                  \
   }
 RN_APPLIES(RN_APPLY)
 
@@ -173,8 +179,8 @@ static void apply_cols(const rn_problem *p, int64_t row, int64_t first, int64_t 
   GRAD(f16, F16, F16, f16)                                                                                             \
   GRAD(f16_w32, F16, F32, f16)
 
-RN_INLINE rn_grad_cfg uniform_grad(int type, int weight) {
-  return (rn_grad_cfg){.forward = uniform(type, weight, 0, 0),
+RN_INLINE rn_grad_cfg uniform_grad(const rn_problem *p, int type, int weight) {
+  return (rn_grad_cfg){.forward = uniform(p, type, weight, 0, 0),
                        .dy = type,
                        .dresidual_out = type,
                        .dx = type,
@@ -194,11 +200,11 @@ RN_INLINE rn_grad_cfg general_grad(const rn_problem *p, int layout) {
 
 #define RN_GRAD(name, type, weight, first_pass)                                                                        \
   static void dots_##name(const rn_problem *p, const rn_grad_place *at, int rows, float *dot) {                        \
-    row_dots(p, uniform_grad(type, weight), at, rows, dot);                                                            \
+    row_dots(p, uniform_grad(p, type, weight), at, rows, dot);                                                         \
   }                                                                                                                    \
   static void bundle_##name(const rn_problem *p, const rn_grad_place *at, int rows, bool tree, const rn_collect *to,   \
                             bool stream, const rn_grad_place *next) {                                                  \
-    bundle_pass(p, uniform_grad(type, weight), at, rows, tree, to, stream, next);                                      \
+    bundle_pass(p, uniform_grad(p, type, weight), at, rows, tree, to, stream, next);                                   \
   }                                                                                                                    \
   static const rn_grad grad_##name = {&square_##first_pass, dots_##name, bundle_##name};
 RN_GRADS(RN_GRAD)
@@ -225,8 +231,7 @@ static const rn_grad *grad_for(const rn_problem *p) {
   const int type = p->x.dtype, weight = p->weight ? p->weight_dtype : type;
   if (p->gate_kind || p->residual.data || p->dy.dtype != type) return &grad_any;
   if (p->dresidual_out.data && p->dresidual_out.dtype != type) return &grad_any;
-  if (p->dx.data && p->dx.dtype != type) return &grad_any;
-  if (p->dresidual.data && p->dresidual.dtype != type) return &grad_any;
+  if (!p->dx.data || p->dx.dtype != type || p->dresidual.data) return &grad_any;
 #define RN_CHOOSE(name, t, w, first_pass)                                                                              \
   if (type == (t) && weight == (w)) return &grad_##name;
   RN_GRADS(RN_CHOOSE)

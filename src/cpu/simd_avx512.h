@@ -108,7 +108,7 @@ RN_INLINE __mmask16 first_of_16(int count) {
   return (__mmask16)(count >= 16 ? 0xffff : (1u << (count < 0 ? 0 : count)) - 1u);
 }
 RN_INLINE __mmask32 first_of_32(int count) {
-  return count >= 32 ? 0xffffffffu : (1u << count) - 1u;
+  return count >= 32 ? 0xffffffffu : (1u << (count < 0 ? 0 : count)) - 1u;
 }
 
 RN_INLINE v2 v2_load_f32(const void *ptr, int layout) {
