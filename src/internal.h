@@ -117,6 +117,10 @@ int rn_threads(const rn_problem *p);
 void rn_parallel_for(const rn_problem *p, int threads, int64_t tasks, void (*task)(void *context, int64_t index),
                      void *context);
 
+/* The same for several phases in a row: no task of a phase starts before every task of the one before it is done. */
+void rn_parallel_phases(const rn_problem *p, int threads, int64_t tasks, int phases,
+                        void (*const *phase)(void *context, int64_t index), void *context);
+
 /* portable.c: the plain C implementation is the definition of every bit. The vector implementations hand it the rows
  * they do not take themselves (overflowed, vanished, not finite). */
 extern const rn_impl rn_impl_portable;

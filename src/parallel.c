@@ -75,3 +75,21 @@ void rn_parallel_for(const rn_problem *p, int threads, int64_t tasks, void (*tas
 #endif
   run_serially(tasks, task, context);
 }
+
+void rn_parallel_phases(const rn_problem *p, int threads, int64_t tasks, int phases,
+                        void (*const *phase)(void *context, int64_t index), void *context) {
+#ifdef _OPENMP
+  if (threads > 1 && tasks > 1 && p->parallel == NULL && !omp_in_parallel()) {
+    if (threads > tasks) threads = (int)tasks;
+      /* One region for all phases: a barrier inside it costs a fraction of opening another. */
+#pragma omp parallel num_threads(threads)
+    for (int k = 0; k < phases; k++) {
+      rn_work work = {phase[k], context};
+#pragma omp for schedule(static)
+      for (int64_t i = 0; i < tasks; i++) run_one(&work, i);
+    }
+    return;
+  }
+#endif
+  for (int k = 0; k < phases; k++) rn_parallel_for(p, threads, tasks, phase[k], context);
+}

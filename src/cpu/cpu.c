@@ -73,8 +73,8 @@ const char *rn_cpu_features(void) {
 /* ------------------------------------------------------------------------------------------------------------------
  * Thresholds. None of them can change a result. Measured on two-core AVX-512 machines, see docs/performance.md. */
 
-/* Opening a parallel region costs 2 to 3 us, in which one core moves about half a megabyte through its caches. */
-#define THREAD_BYTES (1024 * 1024)
+/* Opening a parallel region costs 1 to 3 us, in which one core moves about 100 KiB through its caches. */
+#define THREAD_BYTES (256 * 1024)
 /* Streaming stores pay when what is written does not stay in the second-level cache anyway: break-even between 1 and 4
  * MiB a thread, 1.5 to 2 times from 8 MiB on. (The price: who reads y next finds it in memory, not in the third level.)
  */
@@ -123,8 +123,7 @@ typedef struct rn_share {
   int64_t first_row;
   int rows;
   int64_t lanes;
-  float *sums;       /* [rows][lanes / 64] */
-  const float *rstd; /* [rows]; negative = done by the portable implementation */
+  float *sums; /* [rows][lanes / 64] */
   /* dweight */
   int64_t vector, stride, lane_step, lane_count;
   float *scratch;
@@ -160,55 +159,50 @@ static void sums_task(void *context, int64_t i) {
     s->isa->block_sums(s->p, s->first_row + r, cut(quads, s->parts, i) * 4, cut(quads, s->parts, i + 1) * 4,
                        s->sums + r * blocks);
 }
+/* The statistic of a shared row. Every task makes it for itself, which is cheaper than another barrier; the first one
+ * writes it out, and does the whole row when it is to be rescued (*whole). */
+static float shared_rstd(const rn_share *s, int r, bool first, bool *whole) {
+  const rn_problem *p = s->p;
+  const int64_t row = s->first_row + r, blocks = s->lanes / 64;
+  float sums[RN_BLOCKS_MAX];
+  memcpy(sums, s->sums + r * blocks, (size_t)blocks * sizeof(float));
+  const float sum = rn_tree(sums, blocks);
+  *whole = true;
+  if (p->op == RMSNORM_OP_STATS) {
+    if (first) p->sumsq_out[row] = sum;
+    return 0;
+  }
+  const float v = sum / (float)p->divisor + (float)p->eps;
+  if (!rn_ordinary(v)) {
+    if (first) rn_portable_row(p, row);
+    return 0;
+  }
+  *whole = false;
+  const float rstd = rn_round_to(p->round_rstd, rn_isqrt(v));
+  if (first && p->rstd_out) ((float *)p->rstd_out)[row] = rstd;
+  return rstd;
+}
 static void apply_task(void *context, int64_t i) {
   const rn_share *s = context;
   const int64_t lines = s->p->cols / 64; /* whole cache lines of any type, and the rest to the last */
   const int64_t first = cut(lines, s->parts, i) * 64;
   const int64_t last = i + 1 == s->parts ? s->p->cols : cut(lines, s->parts, i + 1) * 64;
-  for (int r = 0; r < s->rows; ++r)
-    if (s->rstd[r] >= 0) s->isa->apply_cols(s->p, s->first_row + r, first, last, s->rstd[r], s->way);
-}
-
-/* One task of its own, for its floating-point mode: the statistics of the shared rows from their block sums. */
-typedef struct rn_statistics {
-  const rn_share *share;
-  float *rstd;
-} rn_statistics;
-static void statistics_task(void *context, int64_t i) {
-  const rn_statistics *t = context;
-  const rn_share *s = t->share;
-  const rn_problem *p = s->p;
-  (void)i;
   for (int r = 0; r < s->rows; ++r) {
-    const int64_t row = s->first_row + r;
-    const float sum = p->sumsq_in ? p->sumsq_in[row] : rn_tree(s->sums + r * (s->lanes / 64), s->lanes / 64);
-    if (p->op == RMSNORM_OP_STATS) {
-      p->sumsq_out[row] = sum;
-      t->rstd[r] = -1;
-      continue;
-    }
-    const float v = sum / (float)p->divisor + (float)p->eps;
-    if (!p->sumsq_in && !rn_ordinary(v)) {
-      rn_portable_row(p, row);
-      t->rstd[r] = -1;
-      continue;
-    }
-    t->rstd[r] = rn_round_to(p->round_rstd, v == 0.0f ? 0.0f : rn_isqrt(v));
-    if (p->rstd_out) ((float *)p->rstd_out)[row] = t->rstd[r];
+    bool whole;
+    const float rstd = shared_rstd(s, r, i == 0, &whole);
+    if (!whole) s->isa->apply_cols(s->p, s->first_row + r, first, last, rstd, s->way);
   }
 }
 
 static void forward_shared(const rn_problem *p, rn_share *s, int threads) {
-  float sums[SHARED_ROWS_MAX * RN_BLOCKS_MAX], rstd[SHARED_ROWS_MAX];
+  static void (*const phases[])(void *, int64_t) = {sums_task, apply_task};
+  float sums[SHARED_ROWS_MAX * RN_BLOCKS_MAX];
   s->lanes = rn_lanes(p->cols);
-  s->sums = sums, s->rstd = rstd, s->parts = threads;
+  s->sums = sums, s->parts = threads;
   for (s->first_row = 0; s->first_row < row_count(p); s->first_row += s->rows) {
     const int64_t left = row_count(p) - s->first_row;
     s->rows = left < SHARED_ROWS_MAX ? (int)left : SHARED_ROWS_MAX;
-    if (!p->sumsq_in) rn_parallel_for(p, threads, threads, sums_task, s);
-    rn_statistics t = {s, rstd};
-    rn_parallel_for(p, 1, 1, statistics_task, &t);
-    if (p->op != RMSNORM_OP_STATS) rn_parallel_for(p, threads, threads, apply_task, s);
+    rn_parallel_phases(p, threads, threads, 2, phases, s);
   }
 }
 
@@ -217,7 +211,7 @@ static rmsnorm_status run_forward(const rn_problem *p, const rn_isa *isa) {
   const int threads = useful_threads(p, bytes);
   rn_share s = {.p = p, .isa = isa, .parts = threads};
   s.way = way_of((bytes_of(p, &p->y) + bytes_of(p, &p->residual_out)) / threads, bytes / threads);
-  if (threads > 1 && row_count(p) < SHARE_ROWS && p->cols >= SHARE_COLS && p->groups == 1 &&
+  if (threads > 1 && row_count(p) < SHARE_ROWS && p->cols >= SHARE_COLS && p->groups == 1 && !p->sumsq_in &&
       p->quant == RMSNORM_QUANT_NONE)
     forward_shared(p, &s, threads);
   else
