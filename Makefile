@@ -54,6 +54,8 @@ sanitize-thread:
 	  -DRMSNORM_OPENMP=OFF $(CMAKE_ARGS)
 	cmake --build $(BUILD)-tsan -j$(JOBS)
 	$(CTEST) $(BUILD)-tsan -R "test_host|test_args|test_descriptors|example_"
+	$(BUILD)-tsan/rmsnorm check --quick --case threads
+	for i in 6 7 18 26 34; do $(BUILD)-tsan/rmsnorm check --case large/$$i || exit; done
 
 cross: ## build for 64-bit Arm and run the check under qemu
 	@$(NEED) gcc-aarch64-linux-gnu=aarch64-linux-gnu-gcc libc6-dev-arm64-cross=/usr/aarch64-linux-gnu/include/stdio.h \
@@ -61,7 +63,7 @@ cross: ## build for 64-bit Arm and run the check under qemu
 	cmake -S . -B $(BUILD)-aarch64 -DCMAKE_TOOLCHAIN_FILE=cmake/aarch64-linux-gnu.cmake -DRMSNORM_WERROR=ON $(CMAKE_ARGS)
 	cmake --build $(BUILD)-aarch64 -j$(JOBS)
 	$(CTEST) $(BUILD)-aarch64
-	qemu-aarch64 -L /usr/aarch64-linux-gnu $(BUILD)-aarch64/rmsnorm check --quick
+	qemu-aarch64 -L /usr/aarch64-linux-gnu $(BUILD)-aarch64/rmsnorm check --smoke
 
 plain: ## build the portable sources with nothing but a C compiler
 	mkdir -p $(BUILD)

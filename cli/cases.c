@@ -445,14 +445,16 @@ static int64_t moved(const rn_case *c, int64_t *written) {
   return all;
 }
 
-/* Just past the sizes at which src/cpu/cpu.c changes its ways: threads and passes over two rows at once from a MiB a
- * thread, stores past the caches from 24 MiB written by a thread, columns shared when rows are few and long. */
+/* Past the sizes at which src/cpu/cpu.c changes its ways: threads from 256 KiB a thread, passes over two rows at once
+ * from 2 MiB a thread, stores past the caches from 6 MiB written by a thread, columns shared when rows are few and
+ * long.
+ */
 static void family_large(rn_case *c, int64_t i, rn_random *r) {
-  enum { MIB = 1 << 20, STREAMED = 24 * MIB, FEW = 16 };
+  enum { KIB = 1 << 10, THREADED = 300 * KIB, FUSED = 2200 * KIB, STREAMED = 7000 * KIB, FEW = 16 };
   static const int64_t widths[] = {1024, 1500, 3000, 4096, 16387, 131072}, long_widths[] = {50257, 131072, 262147};
   static const int64_t narrow[] = {64, 100, 600};
   static const int crews[] = {1, 2, 7, -3}, pairs[] = {1, 1, 2, -2}, many[] = {2, 7, -3};
-  bool streamed = i % 8 == 3, shared = i % 8 == 2, odd = i % 8 == 4;
+  bool streamed = i % 8 == 3, shared = i % 8 == 2, near = i % 8 == 6, odd = i % 8 == 4;
   rmsnorm_numerics numerics = c->numerics;
   rmsnorm_quant quant = c->quant;
   usual(c, floats[i % 3]);
@@ -487,7 +489,8 @@ static void family_large(rn_case *c, int64_t i, rn_random *r) {
   if (shared) c->cols = long_widths[rn_random_below(r, COUNT(long_widths))];
   legalise(c);
   int64_t written, all = moved(c, &written), crew = c->threads < 0 ? -c->threads : c->threads;
-  int64_t want = streamed && written ? STREAMED * crew / (written * c->cols) : MIB * crew / (all * c->cols);
+  int64_t want =
+      streamed && written ? STREAMED * crew / (written * c->cols) : (near ? THREADED : FUSED) * crew / (all * c->cols);
   c->rows = 1 + want + rn_random_below(r, 3);
   if (shared && c->rows < 2) c->rows = 2;
   if (shared && c->rows >= FEW) c->rows = FEW - 1;
