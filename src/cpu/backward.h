@@ -34,8 +34,10 @@ typedef struct rn_grad_place {
 
 RN_INLINE rn_grad_place grad_place_of(const rn_problem *p, int64_t token, int64_t head) {
   rn_grad_place at;
-  at.in = place_of(p, token, head);
 #define RN_AT(view) ((view).data ? (view).data + token * (view).row_bytes + head * (view).head_bytes : NULL)
+  at.in.x = RN_AT(p->x), at.in.residual = RN_AT(p->residual), at.in.gate = RN_AT(p->gate);
+  at.in.y = at.in.residual_out = at.in.q = NULL;
+  at.in.weight = p->weight ? p->weight + head * p->weight_head_bytes : NULL;
   at.dy = RN_AT(p->dy), at.dresidual_out = RN_AT(p->dresidual_out);
   at.dx = RN_AT(p->dx), at.dresidual = RN_AT(p->dresidual), at.dgate = RN_AT(p->dgate);
 #undef RN_AT
@@ -240,6 +242,10 @@ RN_INLINE void bundle_pass(const rn_problem *p, rn_grad_cfg c, const rn_grad_pla
     bundle_columns(p, c, at, RN_BUNDLE, true, to, stream, next);
   else if (c.forward.fixed && rows == RN_BUNDLE)
     bundle_columns(p, c, at, RN_BUNDLE, false, to, stream, next);
+  else if (c.forward.fixed && rows == 2)
+    bundle_columns(p, c, at, 2, false, to, stream, next);
+  else if (c.forward.fixed && rows == 1)
+    bundle_columns(p, c, at, 1, false, to, stream, next);
   else
     bundle_columns(p, c, at, rows, tree, to, stream, next);
 }

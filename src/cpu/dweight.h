@@ -29,46 +29,54 @@ RN_INLINE int64_t padded_cols(const rn_problem *p) {
   return (p->dweight_cols + 63) / 64 * 64;
 }
 
-/* The bundles of a stretch of row lanes, in order. */
+/* The bundles of a stretch of row lanes, in order. Short rows would feel every division, so none is made per bundle. */
 typedef struct rn_bundles {
   const rn_problem *p;
   rn_chunks chunks;
-  int64_t vector, last;
-  int64_t lane; /* the first lane of the chunk at hand */
-  int64_t i, l; /* within the chunk: how many rows of each lane are done, times P; the lane */
-  int most;     /* rows of a bundle */
+  int unit_shift;             /* log2 of chunks.B */
+  int64_t singles;            /* the lanes from this one on have one row each (if P is 1) */
+  int64_t vector, lane, last; /* the first lane of the chunk at hand; the end of the stretch */
+  int64_t rows;               /* of the chunk at hand, -1 = not known yet */
+  int64_t i, l;               /* within the chunk: how many rows of each lane are done, times P; the lane */
+  int most;                   /* rows of a bundle */
 } rn_bundles;
 
-RN_INLINE void add_member(const rn_bundles *s, rn_bundle *b, int64_t chunk, int64_t i) {
-  const int64_t j = rn_chunk_row(s->chunks, chunk, i);
-  bundle_add(s->p, b, s->p->dweight_vectors > 1 ? j * s->p->heads + s->vector : j);
+static rn_bundles bundles_of(const rn_problem *p, const rn_lane_range *range) {
+  rn_bundles s = {.p = p, .vector = range->vector, .lane = range->first, .last = range->last, .rows = -1};
+  const int64_t R = p->dweight_rows;
+  s.chunks = rn_chunks_of(R, p->dweight_cols);
+  s.unit_shift = __builtin_ctzll((unsigned long long)s.chunks.B);
+  /* With fewer than two rows a chunk units are single rows, and the first R - C chunks have two. */
+  s.singles = s.chunks.P == 1 && R < 2 * s.chunks.C ? R - s.chunks.C : INT64_MAX;
+  s.most = bundle_most(p);
+  return s;
 }
 
-/* Four lanes with one row each? (Lanes of a range start at a multiple of four wherever there are four.) */
-RN_INLINE bool four_single_rows(const rn_bundles *s) {
-  if (s->chunks.P > 1 || s->most < 4 || s->lane % 4 != 0 || s->lane + 4 > s->last) return false;
-  for (int k = 0; k < 4; ++k)
-    if (rn_chunk_rows(s->chunks, s->p->dweight_rows, s->lane + k) != 1) return false;
-  return true;
+/* rn_chunk_row of order.h, with shifts. */
+RN_INLINE void add_member(const rn_bundles *s, rn_bundle *b, int64_t chunk, int64_t i) {
+  const int64_t unit = (i >> s->unit_shift) * s->chunks.C + chunk;
+  const int64_t j = (unit << s->unit_shift) + (i & (s->chunks.B - 1));
+  bundle_add(s->p, b, s->p->dweight_vectors > 1 ? j * s->p->heads + s->vector : j);
 }
 
 static bool next_bundle(rn_bundles *s, rn_bundle *b) {
   b->rows = 0;
   if (s->lane >= s->last) return false;
-  if (s->i == 0 && s->l == 0 && four_single_rows(s)) {
+  /* Four lanes with one row each. (Lanes of a stretch start at a multiple of four wherever there are four.) */
+  if (s->lane >= s->singles && s->most == RN_BUNDLE && s->lane % 4 == 0 && s->lane + 4 <= s->last) {
     b->tree = b->starts = b->ends = true;
     for (int k = 0; k < 4; ++k) add_member(s, b, s->lane + k, 0);
     s->lane += 4;
     return true;
   }
   /* The P lanes of a chunk advance together, `most` rows of a lane at a time. */
-  const int64_t P = s->chunks.P, chunk = s->lane / P;
-  const int64_t rows = rn_chunk_rows(s->chunks, s->p->dweight_rows, chunk);
-  b->tree = false, b->lane = s->l, b->starts = s->i == 0, b->ends = s->i + P * s->most >= rows;
-  while (b->rows < s->most && s->i + s->l + b->rows * P < rows) add_member(s, b, chunk, s->i + s->l + b->rows * P);
+  const int64_t P = s->chunks.P, chunk = P == 1 ? s->lane : s->lane / P;
+  if (s->rows < 0) s->rows = rn_chunk_rows(s->chunks, s->p->dweight_rows, chunk);
+  b->tree = false, b->lane = s->l, b->starts = s->i == 0, b->ends = s->i + P * s->most >= s->rows;
+  while (b->rows < s->most && s->i + s->l + b->rows * P < s->rows) add_member(s, b, chunk, s->i + s->l + b->rows * P);
   if (++s->l == P) {
     s->l = 0, s->i += P * s->most;
-    if (b->ends) s->i = 0, s->lane += P;
+    if (b->ends) s->i = 0, s->lane += P, s->rows = -1;
   }
   return true;
 }
@@ -76,9 +84,7 @@ static bool next_bundle(rn_bundles *s, rn_bundle *b) {
 static void grad_lanes(const rn_problem *p, const rn_grad *grad, const rn_grad *rescued, const rn_lane_range *range,
                        rn_way way) {
   const int64_t n = padded_cols(p);
-  rn_bundles source = {.p = p, .vector = range->vector, .lane = range->first, .last = range->last};
-  source.chunks = rn_chunks_of(p->dweight_rows, p->dweight_cols);
-  source.most = bundle_most(p);
+  rn_bundles source = bundles_of(p, range);
   float *lane_sums = range->scratch; /* [P][n] */
   rn_counter counter = {lane_sums + source.chunks.P * n, n, 0};
   rn_bundle now, next;

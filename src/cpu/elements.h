@@ -43,11 +43,10 @@ typedef struct rn_run {
   int count;
 } rn_run;
 
-RN_INLINE rn_place run_place(const rn_run *run, int64_t r) {
-  rn_place at = run->at;
-  at.x += r * run->x_step, at.residual += r * run->residual_step, at.gate += r * run->gate_step;
-  at.weight += r * run->weight_step, at.y += r * run->y_step, at.residual_out += r * run->residual_out_step;
-  return at;
+/* From one row's place to the next one's. */
+RN_INLINE void advance(const rn_run *run, rn_place *at) {
+  at->x += run->x_step, at->residual += run->residual_step, at->gate += run->gate_step;
+  at->weight += run->weight_step, at->y += run->y_step, at->residual_out += run->residual_out_step;
 }
 
 RN_INLINE int64_t rn_offset(int dtype, int64_t i) {

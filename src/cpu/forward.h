@@ -54,25 +54,32 @@ RN_INLINE void square_blocks(const rn_problem *p, rn_cfg c, const rn_place *at, 
   }
 }
 
-/* The sums of squares of a run of short rows (64 or 128 lanes each). */
-RN_INLINE void square_short_rows(const rn_problem *p, rn_cfg c, const rn_run *run, int64_t n, int64_t lanes,
+/* The sums of squares of a run of short rows, of `per_row` (1 or 2) 64-lane blocks each: four blocks at a time. */
+RN_INLINE void square_short_rows(const rn_problem *p, rn_cfg c, const rn_run *run, int64_t n, const int per_row,
                                  float *sums) {
-  v2 acc[RN_PAIRS] = {v2_zero()};
+  const int step = 4 / per_row;
+  v2 acc[RN_PAIRS];
   vfold fold[4];
   float out[4];
-  const int per_row = (int)(lanes / 64), step = 4 / per_row;
-  for (int r = 0; r < run->count; r += step) {
-    const int rows = run->count - r < step ? run->count - r : step;
+  rn_place at = run->at;
+  int r = 0;
+  for (; r + step <= run->count; r += step) {
     for (int t = 0; t < 4; ++t) {
-      if (t < rows * per_row) {
-        const rn_place at = run_place(run, r + t / per_row);
-        square_lanes(p, c, &at, n, lanes, t % per_row * 64, 1, acc);
-        fold[t] = fold64(acc, c.layout);
-      } else
-        fold[t] = fold[0]; /* its sum is not used */
+      square_lanes(p, c, &at, n, per_row * 64, t % per_row * 64, 1, acc);
+      fold[t] = fold64(acc, c.layout);
+      if ((t + 1) % per_row == 0) advance(run, &at);
     }
     fold_sum4(fold, c.layout, out);
-    for (int t = 0; t < rows; ++t) sums[r + t] = per_row == 1 ? out[t] : out[2 * t] + out[2 * t + 1];
+    for (int t = 0; t < step; ++t) sums[r + t] = per_row == 1 ? out[t] : out[2 * t] + out[2 * t + 1];
+  }
+  for (; r < run->count; ++r, advance(run, &at)) {
+    for (int t = 0; t < per_row; ++t) {
+      square_lanes(p, c, &at, n, per_row * 64, t * 64, 1, acc);
+      fold[t] = fold64(acc, c.layout);
+    }
+    for (int t = per_row; t < 4; ++t) fold[t] = fold[0]; /* not used */
+    fold_sum4(fold, c.layout, out);
+    sums[r] = per_row == 1 ? out[0] : out[0] + out[1];
   }
 }
 
@@ -86,12 +93,16 @@ typedef struct rn_square {
 RN_INLINE void square_rows(const rn_problem *p, rn_cfg c, const rn_run *run, int64_t n, float *sums) {
   const int64_t lanes = rn_lanes(n);
   float blocks[RN_BLOCKS_MAX];
-  if (lanes <= 128) {
-    square_short_rows(p, c, run, n, lanes, sums);
+  if (lanes == 64) {
+    square_short_rows(p, c, run, n, 1, sums);
     return;
   }
-  for (int r = 0; r < run->count; ++r) {
-    const rn_place at = run_place(run, r);
+  if (lanes == 128) {
+    square_short_rows(p, c, run, n, 2, sums);
+    return;
+  }
+  rn_place at = run->at;
+  for (int r = 0; r < run->count; ++r, advance(run, &at)) {
     square_blocks(p, c, &at, n, lanes, 0, lanes / 64, blocks);
     sums[r] = rn_tree(blocks, lanes / 64);
   }
@@ -195,12 +206,10 @@ typedef void (*rn_apply)(const rn_problem *p, const rn_run *run, int64_t first, 
                          bool stream, const rn_place *next);
 RN_INLINE void apply_rows(const rn_problem *p, rn_cfg c, const rn_run *run, int64_t first, int64_t last,
                           const float *rstd, bool stream, const rn_place *next) {
-  rn_run after = *run;
-  if (next) after.at = *next;
-  for (int r = 0; r < run->count; ++r) {
-    const rn_place at = run_place(run, r), then = run_place(&after, r);
+  const rn_run steps = *run; /* local copies, see rn_cfg */
+  rn_place at = run->at, then = next ? *next : run->at;
+  for (int r = 0; r < steps.count; ++r, advance(&steps, &at), advance(&steps, &then))
     apply_row(p, c, &at, first, last, rstd[r], stream, next ? &then : NULL);
-  }
 }
 
 RN_INLINE rn_place place_of(const rn_problem *p, int64_t token, int64_t head) {
@@ -300,9 +309,10 @@ typedef struct rn_passes {
 /* A row of the block is rescued: row by row, then. */
 static __attribute__((noinline)) void apply_rescued(const rn_problem *p, const rn_run *run, rn_apply apply, int64_t row,
                                                     const float *v, const float *rstd) {
-  for (int r = 0; r < run->count; ++r)
+  rn_place at = run->at;
+  for (int r = 0; r < run->count; ++r, advance(run, &at))
     if (rn_ordinary(v[r])) {
-      const rn_run one = run_of(run_place(run, r));
+      const rn_run one = run_of(at);
       if (p->rstd_out) ((float *)p->rstd_out)[row + r] = rstd[r];
       apply(p, &one, 0, p->cols, rstd + r, false, NULL);
     } else

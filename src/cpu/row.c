@@ -31,7 +31,7 @@ RN_INLINE rn_cfg uniform(const rn_problem *p, int type, int weight, int residual
                   .round_sum = p->round_sum,
                   .round_xhat = round_xhat ? type : F32,
                   .round_normed = F32,
-                  .has_offset = p->weight_offset != 0.0f,
+                  .has_offset = rn_bits(p->weight_offset) != 0x80000000u,
                   .weight_offset = p->weight_offset};
 }
 
@@ -49,7 +49,7 @@ RN_INLINE rn_cfg general(const rn_problem *p, int layout) {
                   .round_sum = p->round_sum,
                   .round_xhat = p->round_xhat,
                   .round_normed = p->round_normed,
-                  .has_offset = p->weight_offset != 0.0f,
+                  .has_offset = rn_bits(p->weight_offset) != 0x80000000u,
                   .weight_offset = p->weight_offset};
 }
 
