@@ -393,7 +393,57 @@ static void test_outputs_that_overflow(void **state) {
   }
 }
 
+/* NaN in the weight stays in its column of y, q and out of the scale; NaN in dy in its row of dx and column of dweight.
+ */
+static void test_other_inputs(void **state) {
+  (void)state;
+  static const policy ordinary = {.name = "NaN in weight or dy", .x = {1, 1}, .amax = 2, .q_nan = true};
+  line = &ordinary;
+  for (int i = 0; rmsnorm_impl_name(i); i++) {
+    if (rmsnorm_impl_why_not(i)) continue;
+    impl = rmsnorm_impl_name(i), type = RMSNORM_DTYPE_BF16, cols = 300;
+    fill(false);
+    weight[1] = NAN;
+    run_forward();
+    run_backward(1, 1, false);
+    for (int64_t c = 0; c < cols; c++) {
+      expect(rn_ref_load(type, y, cols + c), c == 1 ? NAN : 2, "y", c);
+      expect(rn_ref_load(type, dx, cols + c), NAN, "dx", c);
+      expect((double)dweight[c], c % 2 ? 3 : 1, "dweight", c);
+    }
+    check_quant(RMSNORM_DTYPE_FP8_E5M2);
+    check_quant(RMSNORM_DTYPE_INT8);
+
+    weight[1] = 2;
+    rn_ref_store(type, dy, cols + 1, NAN);
+    run_backward(0, ROWS, false);
+    for (int64_t r = 0; r < ROWS; r++)
+      for (int64_t c = 0; c < cols; c++) assert_int_equal(isnan(rn_ref_load(type, dx, r * cols + c)) != 0, r == 1);
+    for (int64_t c = 0; c < cols; c++) assert_int_equal(isnan(dweight[c]) != 0, c == 1);
+  }
+}
+
+/* A block of zeros in the microscaling formats: code 0, which is 2^-127. */
+static void test_mx_zeros(void **state) {
+  (void)state;
+  line = table + 1;
+  for (int i = 0; rmsnorm_impl_name(i); i++) {
+    if (rmsnorm_impl_why_not(i)) continue;
+    uint8_t codes[ROWS * 4];
+    impl = rmsnorm_impl_name(i), type = RMSNORM_DTYPE_F32, cols = 100;
+    fill(false);
+    memset(codes, 0x5a, sizeof codes), memset(q, 0x5a, sizeof q);
+    rmsnorm_forward_args a = forward();
+    a.quant.granularity = RMSNORM_QUANT_MX, a.quant.scale_out = codes;
+    a.quant.q = rmsnorm_output(q, RMSNORM_DTYPE_FP8_E4M3, cols);
+    assert_int_equal(rmsnorm_forward(&a, NULL), RMSNORM_OK);
+    for (int b = 0; b < 4; b++) assert_int_equal(codes[4 + b], 0);
+    for (int64_t c = 0; c < cols; c++) assert_int_equal(q[cols + c] & 0x7f, 0);
+  }
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_the_table), cmocka_unit_test(test_outputs_that_overflow)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_the_table), cmocka_unit_test(test_outputs_that_overflow),
+                                     cmocka_unit_test(test_other_inputs), cmocka_unit_test(test_mx_zeros)};
   return cmocka_run_group_tests_name("policy", tests, NULL, NULL);
 }
