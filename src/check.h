@@ -14,6 +14,15 @@ typedef struct rn_region {
   int64_t width; /* bytes of one row of view */
 } rn_region;
 
+static inline bool ranges_cross(const rn_region *a, const rn_region *b) {
+  return a->first < b->last && b->first < a->last;
+}
+
+static inline bool same_tensor(const rn_view *a, const rn_view *b) {
+  return a != NULL && b != NULL && a->data == b->data && a->dtype == b->dtype && a->row_bytes == b->row_bytes &&
+         a->head_bytes == b->head_bytes;
+}
+
 /* Every present buffer of a call. The inputs that have a view are exactly those that an output may be the same as. */
 typedef struct rn_regions {
   int outputs, inputs;

@@ -21,8 +21,8 @@ static rmsnorm_status check_dweight(rn_problem *p, rn_check_mode mode, const rms
   p->dweight_cols = per_group ? p->group_cols : p->cols;
   p->dweight_rows = (per_head ? p->rows : p->rows * p->heads) * (per_group ? p->groups : 1);
   if (mode == RN_CHECK_SIZES) return RMSNORM_OK;
-  return rn_check_packed("dweight", a->dweight, p->dweight_vectors * p->dweight_cols, p->dweight_size,
-                         &regions->output[regions->outputs++]);
+  return check_packed("dweight", a->dweight, p->dweight_vectors * p->dweight_cols, p->dweight_size,
+                      &regions->output[regions->outputs++]);
 }
 
 rmsnorm_status rn_check_backward(const rmsnorm_backward_args *a, rn_check_mode mode, rn_problem *p,
@@ -58,7 +58,9 @@ rmsnorm_status rn_check_backward(const rmsnorm_backward_args *a, rn_check_mode m
   TRY(rn_check_input(p, mode, "x", &a->x, &p->x, regions));
   TRY(rn_check_input(p, mode, "dy", &a->dy, &p->dy, regions));
   if (is_present(a->weight, a->weight_dtype, mode)) {
-    TRY(rn_check_weight(p, mode, a->weight, a->weight_dtype, a->weight_shape, n->weight_offset, regions));
+    rn_region *region = &regions->input[regions->inputs];
+    TRY(check_weight(p, mode, a->weight, a->weight_dtype, floats_of(p), a->weight_shape, n->weight_offset, region));
+    if (mode == RN_CHECK_CALL) regions->inputs++;
   }
   if (is_present(a->residual.data, a->residual.dtype, mode))
     TRY(rn_check_input(p, mode, "residual", &a->residual, &p->residual, regions));
@@ -84,13 +86,12 @@ rmsnorm_status rn_check_backward(const rmsnorm_backward_args *a, rn_check_mode m
   if (mode == RN_CHECK_CALL) {
     int64_t statistics = p->rows * p->heads * p->groups;
     if (a->rstd != NULL)
-      TRY(rn_check_packed("rstd", a->rstd, statistics, rn_dtype_bytes[full_type(p)],
-                          &regions->input[regions->inputs++]));
-    if (a->sumsq != NULL) TRY(rn_check_packed("sumsq", a->sumsq, statistics, 4, &regions->input[regions->inputs++]));
-    if (a->dot != NULL) TRY(rn_check_packed("dot", a->dot, statistics, 4, &regions->input[regions->inputs++]));
+      TRY(check_packed("rstd", a->rstd, statistics, rn_dtype_bytes[full_type(p)], &regions->input[regions->inputs++]));
+    if (a->sumsq != NULL) TRY(check_packed("sumsq", a->sumsq, statistics, 4, &regions->input[regions->inputs++]));
+    if (a->dot != NULL) TRY(check_packed("dot", a->dot, statistics, 4, &regions->input[regions->inputs++]));
     if (a->dot_out != NULL)
-      TRY(rn_check_packed("dot_out", a->dot_out, statistics, 4, &regions->output[regions->outputs++]));
+      TRY(check_packed("dot_out", a->dot_out, statistics, 4, &regions->output[regions->outputs++]));
   }
-  rn_collapse_heads(p, regions);
+  if (p->heads > 1) rn_collapse_heads(p, regions);
   return mode == RN_CHECK_CALL ? rn_check_overlaps(p, regions) : RMSNORM_OK;
 }

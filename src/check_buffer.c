@@ -47,14 +47,9 @@ static rmsnorm_status check_alignment(const char *name, const void *data, int64_
                   size);
 }
 
-rmsnorm_status rn_check_packed(const char *name, const void *data, int64_t count, int64_t size, rn_region *region) {
+rmsnorm_status rn_refuse_packed(const char *name, const void *data, uint64_t bytes, int64_t size) {
   TRY(check_alignment(name, data, size));
-  uintptr_t first = (uintptr_t)data;
-  uint64_t bytes = (uint64_t)(count * size);
-  if (bytes > UINTPTR_MAX - first)
-    return rn_error(RMSNORM_ERROR_SIZE, "%s: %" PRIu64 " bytes from %p on pass the end of memory", name, bytes, data);
-  *region = (rn_region){first, first + (uintptr_t)bytes, name, NULL, (int64_t)bytes};
-  return RMSNORM_OK;
+  return rn_error(RMSNORM_ERROR_SIZE, "%s: %" PRIu64 " bytes from %p on pass the end of memory", name, bytes, data);
 }
 
 /* A strided tensor; col_stride and dtype have been looked at. Makes its view and its region. */
@@ -148,39 +143,10 @@ rmsnorm_status rn_check_output(const rn_problem *p, rn_check_mode mode, const ch
   return check_rows_apart(p, view, name);
 }
 
-static rmsnorm_status check_weight_offset(rn_problem *p, float offset) {
-  uint32_t bits = bits_of_float(offset);
-  if ((bits & FLOAT_INFINITY_BITS) == FLOAT_INFINITY_BITS)
-    return rn_error(RMSNORM_ERROR_VALUE, "numerics.weight_offset: must be finite, is %g", (double)offset);
-  if ((bits & 0x7fffffffu) != 0) p->weight_offset = offset;
-  return RMSNORM_OK;
-}
-
-rmsnorm_status rn_check_weight(rn_problem *p, rn_check_mode mode, const void *weight, int32_t dtype, int32_t shape,
-                               float offset, rn_regions *regions) {
-  TRY(check_dtype("weight", dtype, floats_of(p)));
-  TRY(check_weight_offset(p, offset));
-  int64_t size = rn_dtype_bytes[dtype];
-  int64_t count = shape == RMSNORM_WEIGHT_GROUP ? p->group_cols : p->cols;
-  p->weight = weight;
-  p->weight_dtype = dtype;
-  p->weight_size = (int32_t)size;
-  p->weight_group_bytes = shape == RMSNORM_WEIGHT_GROUP ? 0 : p->group_cols * size;
-  if (shape == RMSNORM_WEIGHT_HEADS_COLS && p->heads > 1) {
-    p->weight_head_bytes = p->cols * size;
-    count *= p->heads;
-  }
-  if (mode == RN_CHECK_SIZES) {
-    p->weight = rn_unset_input;
-    return RMSNORM_OK;
-  }
-  return rn_check_packed("weight", weight, count, size, &regions->input[regions->inputs++]);
-}
-
 /* (rows, heads) become one dimension where every present tensor steps from the last head of a row to the first of the
  * next as it does between heads, and the weight does not tell heads apart. */
 void rn_collapse_heads(rn_problem *p, rn_regions *regions) {
-  if (p->heads == 1 || p->weight_head_bytes != 0) return;
+  if (p->weight_head_bytes != 0) return;
   rn_region *lists[2] = {regions->output, regions->input};
   int counts[2] = {regions->outputs, regions->inputs};
   for (int k = 0; k < 2 && p->rows > 1; k++)

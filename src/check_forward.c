@@ -57,7 +57,7 @@ static rmsnorm_status check_scale_out(rn_problem *p, const rmsnorm_quant *quant,
   p->scale_row_stride = by_column ? 1 : stride;
   p->scale_block_stride = by_column ? stride : 1;
   rn_region *region = &regions->output[regions->outputs++];
-  TRY(rn_check_packed("quant.scale_out", quant->scale_out, extent / size, size, region));
+  TRY(check_packed("quant.scale_out", quant->scale_out, extent / size, size, region));
   int64_t line_bytes, row_bytes;
   if (!by_column && !__builtin_mul_overflow(stride, size, &line_bytes) &&
       !__builtin_mul_overflow(line_bytes, p->heads, &row_bytes)) {
@@ -86,17 +86,50 @@ static rmsnorm_status check_quant(rn_problem *p, const rmsnorm_quant *quant, rn_
   p->scale_max = bits_of_float(quant->scale_max) == 0 ? FLT_MAX : quant->scale_max;
   p->block_cols = quant->granularity == RMSNORM_QUANT_MX ? 32 : quant->block_cols;
   p->blocks = p->block_cols != 0 ? p->cols / p->block_cols + (p->cols % p->block_cols != 0) : 1;
-  TRY(rn_check_output(p, RN_CHECK_CALL, "quant.q", &quant->q, QUANTISED, &p->q, regions));
+  TRY(check_output(p, "quant.q", &quant->q, QUANTISED, &p->q, regions));
   if (!given) return check_scale_out(p, quant, regions);
   p->scale_in = quant->scale;
-  TRY(rn_check_packed("quant.scale", quant->scale, 1, 4, &regions->input[regions->inputs++]));
+  TRY(check_packed("quant.scale", quant->scale, 1, 4, &regions->input[regions->inputs++]));
   if (p->device == RMSNORM_DEVICE_CPU && !is_positive_finite(quant->scale[0]))
     return rn_error(RMSNORM_ERROR_VALUE, "quant.scale: must be positive and finite, is %g", (double)quant->scale[0]);
   return RMSNORM_OK;
 }
 
-rmsnorm_status rn_check_forward(const rmsnorm_forward_args *a, rn_problem *p) {
-  TRY(check_struct(a, a != NULL ? a->struct_size : 0, sizeof *a));
+/* One row of 64 columns takes no longer than all the checks below. So the plainest call has a short way: y from x and
+ * perhaps a weight of [cols], float32 throughout, nothing else. true: *p is what check_call makes of it. It never
+ * refuses; false means that check_call has to look, at a larger call or at what is wrong with this one. */
+RN_INLINE bool is_plain_call(const rmsnorm_forward_args *a, rn_problem *p) {
+  const rmsnorm_numerics *n = &a->numerics;
+  int32_t switches = n->round_sum | n->round_rstd | n->round_xhat | n->round_normed | n->gate | n->gate_place |
+                     a->weight_shape | a->quant.granularity | a->device;
+  uintptr_t extras = (uintptr_t)a->residual.data | (uintptr_t)a->gate.data | (uintptr_t)a->residual_out.data |
+                     (uintptr_t)a->rstd | (uintptr_t)a->sumsq | (uintptr_t)a->parallel;
+  if (switches != 0 || extras != 0 || a->divisor != 0 || a->heads != 1 || a->groups != 1 || a->threads < 0 ||
+      a->x.data == NULL || a->y.data == NULL || bits_of_double(a->eps) > FLT_MAX_AS_DOUBLE_BITS)
+    return false;
+  clear(p);
+  p->op = RMSNORM_OP_FORWARD;
+  p->device = RMSNORM_DEVICE_CPU;
+  p->rows = a->rows;
+  p->heads = p->groups = 1;
+  p->cols = p->group_cols = p->divisor = a->cols;
+  p->eps = a->eps;
+  p->impl = a->impl;
+  p->threads = a->threads;
+  p->round_sum = p->round_rstd = p->round_xhat = p->round_normed = RMSNORM_DTYPE_F32;
+  p->weight_offset = -0.0f;
+  rn_region x, y, weight = {0};
+  if (!plain_input(p, "x", &a->x, FLOATS, &p->x, &x) || !plain_output(p, "y", &a->y, FLOATS, &p->y, &y) ||
+      (ranges_cross(&y, &x) && !same_tensor(&p->y, &p->x)))
+    return false;
+  if (a->weight == NULL) return true;
+  return check_weight(p, RN_CHECK_CALL, a->weight, a->weight_dtype, FLOATS, RMSNORM_WEIGHT_COLS, n->weight_offset,
+                      &weight) == RMSNORM_OK &&
+         !ranges_cross(&y, &weight);
+}
+
+/* Every call; struct_size has been looked at. Out of line: the short way needs few of its registers. */
+static __attribute__((noinline)) rmsnorm_status check_call(const rmsnorm_forward_args *a, rn_problem *p) {
   const rmsnorm_numerics *n = &a->numerics;
   clear(p);
   p->op = RMSNORM_OP_FORWARD;
@@ -120,23 +153,25 @@ rmsnorm_status rn_check_forward(const rmsnorm_forward_args *a, rn_problem *p) {
 
   rn_regions regions;
   regions.inputs = regions.outputs = 0;
-  TRY(rn_check_input(p, RN_CHECK_CALL, "x", &a->x, &p->x, &regions));
+  TRY(check_input(p, "x", &a->x, &p->x, &regions));
   if (a->weight != NULL) {
-    TRY(rn_check_weight(p, RN_CHECK_CALL, a->weight, a->weight_dtype, a->weight_shape, n->weight_offset, &regions));
+    rn_region *region = &regions.input[regions.inputs++];
+    TRY(check_weight(p, RN_CHECK_CALL, a->weight, a->weight_dtype, floats_of(p), a->weight_shape, n->weight_offset,
+                     region));
   }
-  if (a->residual.data != NULL) TRY(rn_check_input(p, RN_CHECK_CALL, "residual", &a->residual, &p->residual, &regions));
-  if (a->gate.data != NULL) TRY(rn_check_input(p, RN_CHECK_CALL, "gate", &a->gate, &p->gate, &regions));
-  if (a->y.data != NULL) TRY(rn_check_output(p, RN_CHECK_CALL, "y", &a->y, floats_of(p), &p->y, &regions));
+  if (a->residual.data != NULL) TRY(check_input(p, "residual", &a->residual, &p->residual, &regions));
+  if (a->gate.data != NULL) TRY(check_input(p, "gate", &a->gate, &p->gate, &regions));
+  if (a->y.data != NULL) TRY(check_output(p, "y", &a->y, floats_of(p), &p->y, &regions));
   if (a->residual_out.data != NULL)
-    TRY(rn_check_output(p, RN_CHECK_CALL, "residual_out", &a->residual_out, floats_of(p), &p->residual_out, &regions));
+    TRY(check_output(p, "residual_out", &a->residual_out, floats_of(p), &p->residual_out, &regions));
   int64_t statistics = p->rows * p->heads * p->groups;
   if (a->rstd != NULL) {
     p->rstd_out = a->rstd;
-    TRY(rn_check_packed("rstd", a->rstd, statistics, rn_dtype_bytes[full_type(p)], &regions.output[regions.outputs++]));
+    TRY(check_packed("rstd", a->rstd, statistics, rn_dtype_bytes[full_type(p)], &regions.output[regions.outputs++]));
   }
   if (a->sumsq != NULL) {
     p->sumsq_in = a->sumsq;
-    TRY(rn_check_packed("sumsq", a->sumsq, statistics, 4, &regions.input[regions.inputs++]));
+    TRY(check_packed("sumsq", a->sumsq, statistics, 4, &regions.input[regions.inputs++]));
   }
   if (a->quant.granularity != RMSNORM_QUANT_NONE) TRY(check_quant(p, &a->quant, &regions));
 
@@ -151,8 +186,13 @@ rmsnorm_status rn_check_forward(const rmsnorm_forward_args *a, rn_problem *p) {
       (p->gate_kind == RMSNORM_GATE_NONE || p->gate_before))
     p->round_normed = full_type(p);
 
-  rn_collapse_heads(p, &regions);
+  if (p->heads > 1) rn_collapse_heads(p, &regions);
   return rn_check_overlaps(p, &regions);
+}
+
+rmsnorm_status rn_check_forward(const rmsnorm_forward_args *a, rn_problem *p) {
+  TRY(check_struct(a, a != NULL ? a->struct_size : 0, sizeof *a));
+  return is_plain_call(a, p) ? RMSNORM_OK : check_call(a, p);
 }
 
 /* ------------------------------------------------------------------------------------------------------------------
@@ -181,16 +221,16 @@ rmsnorm_status rn_check_stats(const rmsnorm_stats_args *a, rn_problem *p) {
   TRY(check_gate_pair(a->gate.data, a->gate_kind, "gate_kind"));
   rn_regions regions;
   regions.inputs = regions.outputs = 0;
-  TRY(rn_check_input(p, RN_CHECK_CALL, "x", &a->x, &p->x, &regions));
-  if (a->residual.data != NULL) TRY(rn_check_input(p, RN_CHECK_CALL, "residual", &a->residual, &p->residual, &regions));
-  if (a->gate.data != NULL) TRY(rn_check_input(p, RN_CHECK_CALL, "gate", &a->gate, &p->gate, &regions));
+  TRY(check_input(p, "x", &a->x, &p->x, &regions));
+  if (a->residual.data != NULL) TRY(check_input(p, "residual", &a->residual, &p->residual, &regions));
+  if (a->gate.data != NULL) TRY(check_input(p, "gate", &a->gate, &p->gate, &regions));
   p->sumsq_out = a->sumsq;
-  TRY(rn_check_packed("sumsq", a->sumsq, p->rows * p->heads * p->groups, 4, &regions.output[regions.outputs++]));
+  TRY(check_packed("sumsq", a->sumsq, p->rows * p->heads * p->groups, 4, &regions.output[regions.outputs++]));
 
   p->gate_kind = a->gate_kind;
   p->gate_before = a->gate_kind != RMSNORM_GATE_NONE;
   p->round_sum = sum_type(p, a->round_sum, a->sum_dtype);
   p->round_rstd = p->round_xhat = p->round_normed = full_type(p);
-  rn_collapse_heads(p, &regions);
+  if (p->heads > 1) rn_collapse_heads(p, &regions);
   return rn_check_overlaps(p, &regions);
 }

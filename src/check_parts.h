@@ -28,19 +28,16 @@
 extern const char rn_unset_input[64];
 /* Bytes of every known type. */
 extern const uint8_t rn_dtype_bytes[RMSNORM_DTYPE_E8M0 + 1];
-/* A strided tensor that is there: its view, and its region at the end of the list. */
+/* A strided tensor that is there: its view, and its region at the end of the list. check_input and check_output below
+ * are the short way to the same. */
 rmsnorm_status rn_check_input(const rn_problem *p, rn_check_mode mode, const char *name,
                               const rmsnorm_input_tensor *tensor, rn_view *view, rn_regions *regions);
 rmsnorm_status rn_check_output(const rn_problem *p, rn_check_mode mode, const char *name,
                                const rmsnorm_output_tensor *tensor, unsigned types, rn_view *view, rn_regions *regions);
-/* The weight that is there. */
-rmsnorm_status rn_check_weight(rn_problem *p, rn_check_mode mode, const void *weight, int32_t dtype, int32_t shape,
-                               float offset, rn_regions *regions);
-/* A packed array of count elements; count * size has no overflow (check_sizes). */
-rmsnorm_status rn_check_packed(const char *name, const void *data, int64_t count, int64_t size, rn_region *region);
-/* check_dtype's refusal. */
+/* The refusals of check_dtype and check_packed. */
 rmsnorm_status rn_refuse_dtype(const char *name, int32_t dtype, unsigned types);
-/* (rows, heads) become one dimension where the tensors allow it. */
+rmsnorm_status rn_refuse_packed(const char *name, const void *data, uint64_t bytes, int64_t size);
+/* (rows, heads), heads > 1, become one dimension where the tensors allow it. */
 void rn_collapse_heads(rn_problem *p, rn_regions *regions);
 
 /* Sets of types, one bit each. */
@@ -170,6 +167,9 @@ RN_INLINE rmsnorm_status check_execution(rn_problem *p, const rmsnorm_parallel *
 }
 
 RN_INLINE rmsnorm_status check_numerics(const rmsnorm_numerics *n) {
+  /* Float32 throughout is the usual case. */
+  if ((n->round_sum | n->round_rstd | n->round_xhat | n->round_normed | n->gate | n->gate_place) == 0)
+    return RMSNORM_OK;
   if (n->round_sum != RMSNORM_ROUND_NONE && n->round_sum != RMSNORM_ROUND_STORED)
     return rn_error(RMSNORM_ERROR_ENUM, "numerics.round_sum: expected NONE (0) or STORED (4), found %" PRId32,
                     n->round_sum);
@@ -196,6 +196,102 @@ RN_INLINE rmsnorm_status check_col_stride(const char *name, int64_t col_stride) 
 RN_INLINE rmsnorm_status check_reserved(const char *name, int32_t reserved) {
   if (reserved == 0) return RMSNORM_OK;
   return rn_error(RMSNORM_ERROR_VALUE, "%s: reserved must be 0, is %" PRId32, name, reserved);
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+ * Buffers. */
+
+/* A packed array of count elements; count * size has no overflow (check_sizes). */
+RN_INLINE rmsnorm_status check_packed(const char *name, const void *data, int64_t count, int64_t size,
+                                      rn_region *region) {
+  uintptr_t first = (uintptr_t)data;
+  uint64_t bytes = (uint64_t)(count * size);
+  *region = (rn_region){first, first + (uintptr_t)bytes, name, NULL, (int64_t)bytes};
+  if ((first & (uintptr_t)(size - 1)) != 0 || bytes > UINTPTR_MAX - first)
+    return rn_refuse_packed(name, data, bytes, size);
+  return RMSNORM_OK;
+}
+
+/* (SMALL * SMALL + SMALL) * 8 bytes do not overflow. */
+#define SMALL ((int64_t)1 << 28)
+
+RN_INLINE bool is_small(int64_t count) {
+  return (uint64_t)count - 1 < (uint64_t)SMALL; /* 1 ... SMALL */
+}
+
+/* The short way for the layout that nearly every tensor has: one outer dimension, walked upwards, and sizes that are
+ * far from any overflow. It makes the view and the region, or says false: then rn_check_input or rn_check_output have
+ * to look, which refuse with the reason or find that the layout is good after all. */
+RN_INLINE bool plain_layout(const rn_problem *p, const char *name, const void *data, int64_t row_stride,
+                            int64_t least_stride, int32_t dtype, rn_view *view, rn_region *region) {
+  if (p->heads != 1 || !is_small(p->rows) || !is_small(p->cols)) return false;
+  int64_t size = rn_dtype_bytes[dtype], width = p->cols * size, row_bytes = 0;
+  uint64_t bytes = (uint64_t)width;
+  if (p->rows > 1) {
+    if (row_stride < least_stride || row_stride > SMALL) return false;
+    row_bytes = row_stride * size;
+    bytes += (uint64_t)((p->rows - 1) * row_bytes);
+  }
+  uintptr_t first = (uintptr_t)data;
+  if ((first & (uintptr_t)(size - 1)) != 0 || bytes > UINTPTR_MAX - first) return false;
+  *view = (rn_view){(char *)first, row_bytes, 0, dtype, (int32_t)size};
+  *region = (rn_region){first, first + (uintptr_t)bytes, name, view, width};
+  return true;
+}
+
+RN_INLINE bool plain_input(const rn_problem *p, const char *name, const rmsnorm_input_tensor *t, unsigned types,
+                           rn_view *view, rn_region *region) {
+  return t->col_stride == 1 && t->reserved == 0 && type_in(t->dtype, types) &&
+         plain_layout(p, name, t->data, t->row_stride, 0, t->dtype, view, region);
+}
+
+/* The rows of an output have to lie apart. */
+RN_INLINE bool plain_output(const rn_problem *p, const char *name, const rmsnorm_output_tensor *t, unsigned types,
+                            rn_view *view, rn_region *region) {
+  return t->col_stride == 1 && t->reserved == 0 && type_in(t->dtype, types) &&
+         plain_layout(p, name, t->data, t->row_stride, p->cols, t->dtype, view, region);
+}
+
+RN_INLINE rmsnorm_status check_input(const rn_problem *p, const char *name, const rmsnorm_input_tensor *tensor,
+                                     rn_view *view, rn_regions *regions) {
+  if (!plain_input(p, name, tensor, floats_of(p), view, &regions->input[regions->inputs]))
+    return rn_check_input(p, RN_CHECK_CALL, name, tensor, view, regions);
+  regions->inputs++;
+  return RMSNORM_OK;
+}
+
+RN_INLINE rmsnorm_status check_output(const rn_problem *p, const char *name, const rmsnorm_output_tensor *tensor,
+                                      unsigned types, rn_view *view, rn_regions *regions) {
+  if (!plain_output(p, name, tensor, types, view, &regions->output[regions->outputs]))
+    return rn_check_output(p, RN_CHECK_CALL, name, tensor, types, view, regions);
+  regions->outputs++;
+  return RMSNORM_OK;
+}
+
+RN_INLINE rmsnorm_status check_weight_offset(rn_problem *p, float offset) {
+  uint32_t bits = bits_of_float(offset);
+  if ((bits & FLOAT_INFINITY_BITS) == FLOAT_INFINITY_BITS)
+    return rn_error(RMSNORM_ERROR_VALUE, "numerics.weight_offset: must be finite, is %g", (double)offset);
+  if ((bits & 0x7fffffffu) != 0) p->weight_offset = offset;
+  return RMSNORM_OK;
+}
+
+/* The weight that is there; *region is made in a call only. */
+RN_INLINE rmsnorm_status check_weight(rn_problem *p, rn_check_mode mode, const void *weight, int32_t dtype,
+                                      unsigned types, int32_t shape, float offset, rn_region *region) {
+  TRY(check_dtype("weight", dtype, types));
+  TRY(check_weight_offset(p, offset));
+  int64_t size = rn_dtype_bytes[dtype];
+  int64_t count = shape == RMSNORM_WEIGHT_GROUP ? p->group_cols : p->cols;
+  p->weight = mode == RN_CHECK_CALL ? weight : rn_unset_input;
+  p->weight_dtype = dtype;
+  p->weight_size = (int32_t)size;
+  p->weight_group_bytes = shape == RMSNORM_WEIGHT_GROUP ? 0 : p->group_cols * size;
+  if (shape == RMSNORM_WEIGHT_HEADS_COLS && p->heads > 1) {
+    p->weight_head_bytes = p->cols * size;
+    count *= p->heads;
+  }
+  return mode == RN_CHECK_CALL ? check_packed("weight", weight, count, size, region) : RMSNORM_OK;
 }
 
 /* ------------------------------------------------------------------------------------------------------------------

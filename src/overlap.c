@@ -85,15 +85,6 @@ static meeting rows_meet(const rn_problem *p, const rn_region *a, const rn_regio
   return APART;
 }
 
-static bool ranges_cross(const rn_region *a, const rn_region *b) {
-  return a->first < b->last && b->first < a->last;
-}
-
-static bool same_tensor(const rn_view *a, const rn_view *b) {
-  return a != NULL && b != NULL && a->data == b->data && a->dtype == b->dtype && a->row_bytes == b->row_bytes &&
-         a->head_bytes == b->head_bytes;
-}
-
 static rmsnorm_status refuse_unless_apart(const rn_problem *p, const rn_region *output, const rn_region *other,
                                           const char *rule) {
   switch (rows_meet(p, output, other)) {

@@ -46,14 +46,21 @@ static void run_one(void *context, int64_t index) {
   rn_fp_leave(fp);
 }
 
+/* The one task of a short call: without a loop and the registers that it needs. */
+static inline void run_single(void (*task)(void *context, int64_t index), void *context) {
+  rn_fp fp = rn_fp_enter();
+  task(context, 0);
+  rn_fp_leave(fp);
+}
+
 static void run_serially(int64_t tasks, void (*task)(void *context, int64_t index), void *context) {
   rn_fp fp = rn_fp_enter();
   for (int64_t i = 0; i < tasks; i++) task(context, i);
   rn_fp_leave(fp);
 }
 
-void rn_parallel_for(const rn_problem *p, int threads, int64_t tasks, void (*task)(void *context, int64_t index),
-                     void *context) {
+static __attribute__((noinline)) void run_many(const rn_problem *p, int threads, int64_t tasks,
+                                               void (*task)(void *context, int64_t index), void *context) {
   if (threads <= 1 || tasks <= 1) {
     run_serially(tasks, task, context);
     return;
@@ -74,6 +81,14 @@ void rn_parallel_for(const rn_problem *p, int threads, int64_t tasks, void (*tas
   }
 #endif
   run_serially(tasks, task, context);
+}
+
+void rn_parallel_for(const rn_problem *p, int threads, int64_t tasks, void (*task)(void *context, int64_t index),
+                     void *context) {
+  if (tasks == 1)
+    run_single(task, context);
+  else
+    run_many(p, threads, tasks, task, context);
 }
 
 void rn_parallel_phases(const rn_problem *p, int threads, int64_t tasks, int phases,

@@ -19,7 +19,7 @@ const char *rmsnorm_version_string(void) {
 }
 
 static rmsnorm_status check_stream(const rn_problem *p, const void *stream) {
-  if (p->device == RMSNORM_DEVICE_CPU && stream != NULL)
+  if (stream != NULL && p->device == RMSNORM_DEVICE_CPU)
     return rn_error(RMSNORM_ERROR_COMBINATION, "stream: must be NULL on the CPU, is %p", stream);
   return RMSNORM_OK;
 }

@@ -30,10 +30,21 @@ const rn_impl *rn_impl_at(int i) {
   return i >= 0 && i < IMPLS ? table[i] : NULL;
 }
 
-const rn_impl *rn_impl_named(const char *name) {
+/* What a caller can force: a row of the table, nothing, or a name that is not there. */
+enum { NOT_FORCED = -1, UNKNOWN = -2 };
+
+/* Out of line, like everything below that is not on the way of a usual call: rn_select then saves no registers for it.
+ */
+#define SELDOM static __attribute__((noinline, cold))
+
+SELDOM int index_of(const char *name) {
   for (int i = 0; i < IMPLS; i++)
-    if (strcmp(table[i]->name, name) == 0) return table[i];
-  return NULL;
+    if (strcmp(table[i]->name, name) == 0) return i;
+  return UNKNOWN;
+}
+
+const rn_impl *rn_impl_named(const char *name) {
+  return rn_impl_at(index_of(name));
 }
 
 #if !defined(RN_HAVE_AVX512) && !defined(RN_HAVE_AVX2) && !defined(RN_HAVE_NEON)
@@ -52,44 +63,41 @@ static const char *known_names(char *text, size_t bytes) {
   return text;
 }
 
-/* What RMSNORM_IMPL said at the first call: an index into the table, or one of these. Two threads that come here first
- * together store the same value twice. */
-enum { ENV_NOT_READ = -1, ENV_ABSENT = -2, ENV_UNKNOWN = -3 };
-static _Atomic int env_choice = ENV_NOT_READ;
-
-static int env_read(void) {
-  int choice = ENV_ABSENT;
+/* What RMSNORM_IMPL says, as a row of the table or one of the names above. */
+static int environment(void) {
   const char *name = getenv("RMSNORM_IMPL");
-  if (name != NULL && name[0] != 0) {
-    choice = ENV_UNKNOWN;
-    for (int i = 0; i < IMPLS; i++)
-      if (strcmp(table[i]->name, name) == 0) choice = i;
-  }
-  atomic_store_explicit(&env_choice, choice, memory_order_relaxed);
+  return name != NULL && name[0] != 0 ? index_of(name) : NOT_FORCED;
+}
+
+/* What does not change while the process lives is looked up at the first call: the environment, and which rows of the
+ * table this machine can run and RMSNORM_IMPL lets run, in order, NULL behind the last. Two threads that come first
+ * together store the same values twice. */
+enum { NOT_LOOKED_UP = -3 };
+static _Atomic int forced_by_environment = NOT_LOOKED_UP;
+static const rn_impl *_Atomic candidates[IMPLS + 1];
+
+SELDOM int look_up(void) {
+  int choice = environment(), count = 0;
+  for (int i = 0; i < IMPLS; i++)
+    if ((choice == NOT_FORCED || choice == i) && table[i]->machine_why_not() == NULL)
+      atomic_store_explicit(&candidates[count++], table[i], memory_order_relaxed);
+  atomic_store_explicit(&forced_by_environment, choice, memory_order_release);
   return choice;
 }
 
-/* The implementation that is forced, *by saying who forces it; NULL with RMSNORM_OK when none is. */
-static rmsnorm_status forced_impl(const rn_problem *p, const rn_impl **impl, const char **by) {
-  char names[128];
-  *impl = NULL;
-  if (p->impl != NULL) {
-    *by = "impl";
-    *impl = rn_impl_named(p->impl);
-    if (*impl == NULL)
-      return rn_error(RMSNORM_ERROR_UNKNOWN_IMPL, "impl: this build has no implementation \"%.64s\"; it has %s",
-                      p->impl, known_names(names, sizeof names));
-    return RMSNORM_OK;
-  }
-  *by = "RMSNORM_IMPL";
-  int choice = atomic_load_explicit(&env_choice, memory_order_relaxed);
-  if (choice == ENV_NOT_READ) choice = env_read();
-  if (choice == ENV_UNKNOWN)
-    return rn_error(RMSNORM_ERROR_UNKNOWN_IMPL,
-                    "RMSNORM_IMPL: the environment names an implementation that this build does not have; it has %s",
-                    known_names(names, sizeof names));
-  if (choice >= 0) *impl = table[choice];
-  return RMSNORM_OK;
+/* A row of the table, NOT_FORCED or UNKNOWN. */
+static inline int environment_choice(void) {
+  int choice = atomic_load_explicit(&forced_by_environment, memory_order_acquire);
+  return choice != NOT_LOOKED_UP ? choice : look_up();
+}
+
+/* Likewise. The argument goes before the environment. */
+static int forced(const rn_problem *p) {
+  return p->impl != NULL ? index_of(p->impl) : environment_choice();
+}
+
+static const char *forced_by(const rn_problem *p) {
+  return p->impl != NULL ? "impl" : "RMSNORM_IMPL";
 }
 
 static const char *device_why_not(const rn_problem *p) {
@@ -109,57 +117,71 @@ static const char *why_not(const rn_impl *impl, const rn_problem *p) {
   return reason != NULL ? reason : impl->why_not(p);
 }
 
-static const rn_impl *first_fit(const rn_problem *p) {
-  for (int i = 0; i < IMPLS; i++)
-    if (why_not(table[i], p) == NULL) return table[i];
-  return NULL;
+/* Why there is nothing for this problem, where it is known that there is nothing. */
+SELDOM rmsnorm_status refuse(const rn_problem *p) {
+  int choice = forced(p);
+  char names[128];
+  if (choice >= 0)
+    return rn_error(RMSNORM_ERROR_UNSUPPORTED, "%s forces \"%s\", which does not take this: %s", forced_by(p),
+                    table[choice]->name, why_not(table[choice], p));
+  if (choice == NOT_FORCED)
+    /* Every implementation refused; the last one in the table is the most general, so its reason says most. */
+    return rn_error(RMSNORM_ERROR_UNSUPPORTED, "no implementation of this build takes this; \"%s\": %s",
+                    table[IMPLS - 1]->name, why_not(table[IMPLS - 1], p));
+  if (p->impl != NULL)
+    return rn_error(RMSNORM_ERROR_UNKNOWN_IMPL, "impl: this build has no implementation \"%.64s\"; it has %s", p->impl,
+                    known_names(names, sizeof names));
+  return rn_error(RMSNORM_ERROR_UNKNOWN_IMPL,
+                  "RMSNORM_IMPL: the environment names an implementation that this build does not have; it has %s",
+                  known_names(names, sizeof names));
+}
+
+SELDOM const rn_impl *forced_by_argument(const rn_problem *p) {
+  int choice = index_of(p->impl);
+  return choice != UNKNOWN && why_not(table[choice], p) == NULL ? table[choice] : NULL;
+}
+
+static inline const rn_impl *choose(const rn_problem *p) {
+  if (p->impl != NULL) return forced_by_argument(p);
+  if (p->device != RMSNORM_DEVICE_CPU) return NULL;
+  environment_choice();
+  for (int i = 0;; i++) {
+    const rn_impl *impl = atomic_load_explicit(&candidates[i], memory_order_relaxed);
+    if (impl == NULL || impl->why_not(p) == NULL) return impl;
+  }
 }
 
 const rn_impl *rn_select(const rn_problem *p, rmsnorm_status *status) {
-  const rn_impl *impl;
-  const char *by;
-  *status = forced_impl(p, &impl, &by);
-  if (*status != RMSNORM_OK) return NULL;
-  if (impl != NULL) {
-    const char *reason = why_not(impl, p);
-    if (reason == NULL) return impl;
-    *status =
-        rn_error(RMSNORM_ERROR_UNSUPPORTED, "%s forces \"%s\", which does not take this: %s", by, impl->name, reason);
-    return NULL;
-  }
-  impl = first_fit(p);
-  if (impl == NULL) {
-    /* Every implementation refused; the last one in the table is the most general, so its reason says most. */
-    *status = rn_error(RMSNORM_ERROR_UNSUPPORTED, "no implementation of this build takes this; \"%s\": %s",
-                       table[IMPLS - 1]->name, why_not(table[IMPLS - 1], p));
-  }
+  const rn_impl *impl = choose(p);
+  *status = impl != NULL ? RMSNORM_OK : refuse(p);
   return impl;
 }
 
 rmsnorm_status rn_explain(const rn_problem *p, char *text, size_t bytes) {
-  const rn_impl *forced;
-  const char *by;
-  rmsnorm_status status = forced_impl(p, &forced, &by);
-  if (status != RMSNORM_OK) {
+  rmsnorm_status status;
+  const rn_impl *chosen = rn_select(p, &status);
+  const int choice = forced(p);
+  if (choice == UNKNOWN) {
     snprintf(text, bytes, "%s\n", rmsnorm_last_error());
     return status;
   }
-  const rn_impl *chosen = rn_select(p, &status);
+  const rn_impl *by_force = rn_impl_at(choice);
   size_t used = 0;
   for (int i = 0; i < IMPLS; i++) {
     char line[320];
     const rn_impl *impl = table[i];
     const char *reason = why_not(impl, p);
     int n;
-    if (impl == chosen && forced != NULL)
-      n = snprintf(line, sizeof line, "%-9s runs: forced by %s\n", impl->name, by);
+    if (impl == chosen && by_force != NULL)
+      n = snprintf(line, sizeof line, "%-9s runs: forced by %s\n", impl->name, forced_by(p));
     else if (impl == chosen)
       n = snprintf(line, sizeof line, "%-9s runs: the first that takes this\n", impl->name);
     else if (reason != NULL)
-      n = snprintf(line, sizeof line, "%-9s %s: %s\n", impl->name, impl == forced ? "forced, but can not" : "can not",
+      n = snprintf(line, sizeof line, "%-9s %s: %s\n", impl->name, impl == by_force ? "forced, but can not" : "can not",
                    reason);
-    else if (forced != NULL)
-      n = snprintf(line, sizeof line, "%-9s does not run: %s forces \"%s\"\n", impl->name, by, forced->name);
+    else if (by_force != NULL)
+      n = snprintf(line, sizeof line, "%-9s does not run: %s forces \"%s\"\n", impl->name, forced_by(p),
+                   by_force->name);
     else
       n = snprintf(line, sizeof line, "%-9s does not run: \"%s\" comes first\n", impl->name, chosen->name);
     if (n >= (int)sizeof line) n = (int)sizeof line - 1;
