@@ -5,9 +5,9 @@
  * core that holds a row (or a block of short rows), while the next row is prefetched behind it.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include "../epilogue.h"
 #include "../order.h"
 #include "elements.h"
+#include "quantise.h"
 #include "row.h"
 
 #include <math.h>
@@ -448,12 +448,6 @@ static void normal_values(const rn_problem *p, rn_cfg c, const rn_place *at, int
   }
 }
 
-RN_INLINE float amax_of(const float *v, int count) {
-  float amax = 0.0f;
-  for (int k = 0; k < count; ++k) amax = rn_amax(amax, v[k]);
-  return amax;
-}
-
 /* The columns of a row in stretches of at most one block, none of which crosses a group. */
 #define RN_STRETCH 128
 typedef struct rn_stretch {
@@ -552,10 +546,7 @@ static void general_row(const rn_problem *p, rn_cfg c, const rn_passes *passes, 
         const rn_run one = run_of(at);
         passes->apply(p, &one, s.in_group, s.in_group + s.count, rstd + s.group, false, NULL);
       }
-      if (p->quant == RMSNORM_QUANT_MX)
-        for (int k = 0; k < s.count; ++k) q[k] = rn_quantise_mx(p->quant_dtype, values[k], exponent);
-      else
-        for (int k = 0; k < s.count; ++k) q[k] = rn_quantise_scaled(p->quant_dtype, p->scale_op, values[k], scale);
+      quantise_values(p, values, s.count, scale, exponent, q);
     }
   }
 }
