@@ -43,10 +43,15 @@ typedef struct rn_run {
   int count;
 } rn_run;
 
-/* From one row's place to the next one's. */
+/* From one row's place to the next one's. Through integers: an absent tensor is NULL, to which C allows nothing to be
+ * added, not even 0. */
+RN_INLINE char *step_from(const char *base, int64_t bytes) {
+  return (char *)((uintptr_t)base + (uintptr_t)bytes);
+}
 RN_INLINE void advance(const rn_run *run, rn_place *at) {
-  at->x += run->x_step, at->residual += run->residual_step, at->gate += run->gate_step;
-  at->weight += run->weight_step, at->y += run->y_step, at->residual_out += run->residual_out_step;
+  at->x = step_from(at->x, run->x_step), at->residual = step_from(at->residual, run->residual_step);
+  at->gate = step_from(at->gate, run->gate_step), at->weight = step_from(at->weight, run->weight_step);
+  at->y = step_from(at->y, run->y_step), at->residual_out = step_from(at->residual_out, run->residual_out_step);
 }
 
 RN_INLINE int64_t rn_offset(int dtype, int64_t i) {
