@@ -78,7 +78,7 @@ const char *rn_cpu_features(void) {
 /* Streaming stores pay when what is written does not stay in the second-level cache anyway: break-even between 1 and 4
  * MiB a thread, 1.5 to 2 times from 8 MiB on. (The price: who reads y next finds it in memory, not in the third level.)
  */
-#define STREAM_BYTES ((int64_t)6 * 1024 * 1024)
+#define STREAM_BYTES ((int64_t)3 * 1024 * 1024)
 /* Rows that come from the second-level cache need no prefetch, and lose by the fused passes. */
 #define PREFETCH_BYTES ((int64_t)2 * 1024 * 1024)
 /* With fewer rows than this a thread's share of rows is uneven; long rows are then shared by columns. At least 1024:

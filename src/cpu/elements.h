@@ -20,6 +20,7 @@ typedef struct rn_cfg {
   int x, residual, weight, y, residual_out; /* element types; residual_out also when absent */
   int gate;                                 /* rmsnorm_gate */
   int layout;                               /* of every vector in the row */
+  bool store_sum;                           /* the first pass writes residual_out */
   bool tame;                                /* no wild NaN can come up, see simd.h */
   bool fixed;                               /* the types above are compile-time constants */
   int round_sum, round_xhat, round_normed;  /* element types, F32 = not rounded */

@@ -17,14 +17,17 @@
 #define RN_ROWS_MAX    16
 #define RN_BLOCK_BYTES 16384
 
-/* acc[0 .. blocks * RN_PAIRS) = the lanes of `blocks` 64-lane blocks that start at lane `lane`. */
+/* acc[0 .. blocks * RN_PAIRS) = the lanes of `blocks` 64-lane blocks that start at lane `lane`. With c.store_sum the
+ * sum x + residual is written to residual_out on the way. */
 RN_INLINE void square_lanes(const rn_problem *p, rn_cfg c, const rn_place *at, int64_t n, int64_t lanes, int64_t lane,
                             const int blocks, v2 *acc) {
   for (int j = 0; j < blocks * RN_PAIRS; ++j) acc[j] = v2_zero();
   int64_t i = lane;
   for (; i + blocks * 64 <= n; i += lanes)
     for (int j = 0; j < blocks * RN_PAIRS; ++j) {
-      const v2 u = gated_before(p, c, at, i + j * RN_PAIR, RN_PAIR, load_sum(c, at, i + j * RN_PAIR, RN_PAIR));
+      const v2 h = load_sum(c, at, i + j * RN_PAIR, RN_PAIR);
+      if (c.store_sum) store(c, c.residual_out, at->residual_out, i + j * RN_PAIR, h, RN_PAIR, false);
+      const v2 u = gated_before(p, c, at, i + j * RN_PAIR, RN_PAIR, h);
       acc[j] = v2_fma(u, u, acc[j]);
     }
   /* What is left of the last, partly filled step. Absent elements read as 0 and so change nothing: a lane of squares is
@@ -34,7 +37,9 @@ RN_INLINE void square_lanes(const rn_problem *p, rn_cfg c, const rn_place *at, i
     for (int j = 0; j < blocks * RN_PAIRS; ++j) {
       const int64_t k = i + j * RN_PAIR, left = n - k;
       const int count = left <= 0 ? 0 : left < RN_PAIR ? (int)left : RN_PAIR;
-      const v2 u = gated_before(p, c, at, k, count, load_sum(c, at, k, count));
+      const v2 h = load_sum(c, at, k, count);
+      if (c.store_sum) store(c, c.residual_out, at->residual_out, k, h, count, false);
+      const v2 u = gated_before(p, c, at, k, count, h);
       acc[j] = v2_fma(u, u, acc[j]);
     }
 }
@@ -361,6 +366,11 @@ RN_INLINE rn_walk walk_from(const rn_problem *p, int64_t first, int64_t last, in
   return (rn_walk){first, last, first / p->heads, first % p->heads, most};
 }
 
+/* Fused passes pay where a row comes from memory, is long enough for a tile, and not so long that the places it is read
+ * from side by side (a power of two apart) fall into the same few sets of the second-level cache. */
+#define RN_FUSED_MIN (4 * RN_TILE_LANES)
+#define RN_FUSED_MAX 65535
+
 /* Long rows from memory: the passes of neighbouring rows are fused. */
 static void far_long_rows(const rn_problem *p, const rn_passes *passes, int64_t first, int64_t last, rn_way way) {
   rn_walk walk = walk_from(p, first, last, 1);
@@ -405,17 +415,26 @@ static void single_row(const rn_problem *p, const rn_passes *passes, int64_t row
   passes->apply(p, &run, 0, p->cols, &rstd, way.stream, NULL);
 }
 
-/* Rows of one group each, no quantised output: blocks of rows, statistic first, then the last pass. */
-static void plain_rows(const rn_problem *p, const rn_passes *passes, int64_t first, int64_t last, rn_way way) {
+/* The problem and the run of the last pass after a first pass that has stored the sums: they are its x. */
+static rn_problem stored_problem(const rn_problem *p) {
+  rn_problem s = *p;
+  s.x = p->residual_out;
+  s.residual.data = s.residual_out.data = NULL;
+  s.round_sum = RMSNORM_DTYPE_F32;
+  return s;
+}
+RN_INLINE rn_run stored_run(const rn_run *run) {
+  rn_run s = *run;
+  s.at.x = run->at.residual_out, s.x_step = run->residual_out_step;
+  s.at.residual = NULL, s.at.residual_out = NULL, s.residual_step = s.residual_out_step = 0;
+  return s;
+}
+
+/* Rows of one group each, no quantised output: blocks of rows, statistic first, then the last pass. `stored` is NULL or
+ * the problem of the last pass, see stored_problem; then passes->apply is for that one. */
+static void plain_rows(const rn_problem *p, const rn_problem *stored, const rn_passes *passes, int64_t first,
+                       int64_t last, rn_way way) {
   const int64_t n = p->cols;
-  if (last - first == 1) {
-    single_row(p, passes, first, way);
-    return;
-  }
-  if (way.prefetch && passes->fused && n >= 4 * RN_TILE_LANES && !p->sumsq_in && p->op == RMSNORM_OP_FORWARD) {
-    far_long_rows(p, passes, first, last, way);
-    return;
-  }
   int64_t block = RN_BLOCK_BYTES / (n * 4);
   block = block < 1 ? 1 : block > RN_ROWS_MAX ? RN_ROWS_MAX : block;
   float sums[RN_ROWS_MAX + RN_PAIR], v[RN_ROWS_MAX + RN_PAIR], rstd[RN_ROWS_MAX + RN_PAIR];
@@ -423,16 +442,17 @@ static void plain_rows(const rn_problem *p, const rn_passes *passes, int64_t fir
   rn_run run = next_run(p, &walk);
   for (int64_t row = first;;) {
     run_sums(p, passes, &run, row, sums);
-    const rn_run done = run;
+    const rn_run done = stored ? stored_run(&run) : run;
+    const rn_problem *last_pass = stored ? stored : p;
     const bool more = walk.row < last;
     /* The next block's place is made before this one's last pass, which prefetches it. */
     if (more) run = next_run(p, &walk);
     if (p->op == RMSNORM_OP_STATS)
       memcpy(p->sumsq_out + row, sums, (size_t)done.count * sizeof(float));
     else if (__builtin_expect(run_rstd(p, &done, row, sums, v, rstd), 1))
-      passes->apply(p, &done, 0, n, rstd, way.stream, way.prefetch && more ? &run.at : NULL);
+      passes->apply(last_pass, &done, 0, n, rstd, way.stream, way.prefetch && more ? &run.at : NULL);
     else
-      apply_rescued(p, &done, passes->apply, row, v, rstd);
+      apply_rescued(last_pass, &done, passes->apply, row, v, rstd);
     if (!more) return;
     row += done.count;
   }

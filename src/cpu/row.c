@@ -26,6 +26,7 @@ RN_INLINE rn_cfg uniform(const rn_problem *p, int type, int weight, int residual
                   .residual_out = type,
                   .gate = RMSNORM_GATE_NONE,
                   .layout = type == BF16 ? RN_SPLIT : RN_NATURAL,
+                  .store_sum = false,
                   .tame = weight != F32,
                   .fixed = true,
                   .round_sum = p->round_sum,
@@ -44,6 +45,7 @@ RN_INLINE rn_cfg general(const rn_problem *p, int layout) {
                   .residual_out = p->residual_out.dtype,
                   .gate = p->gate_kind,
                   .layout = layout,
+                  .store_sum = false,
                   .tame = false,
                   .fixed = false,
                   .round_sum = p->round_sum,
@@ -54,22 +56,31 @@ RN_INLINE rn_cfg general(const rn_problem *p, int layout) {
 }
 
 /* ------------------------------------------------------------------------------------------------------------------
- * The first pass: name, element type, residual? */
+ * The first pass: name, element type, residual?, the sum stored? */
 #define RN_SQUARES(SQUARE)                                                                                             \
-  SQUARE(f32, F32, 0)                                                                                                  \
-  SQUARE(f32_sum, F32, 1)                                                                                              \
-  SQUARE(bf16, BF16, 0)                                                                                                \
-  SQUARE(bf16_sum, BF16, 1)                                                                                            \
-  SQUARE(f16, F16, 0)                                                                                                  \
-  SQUARE(f16_sum, F16, 1)
+  SQUARE(f32, F32, 0, 0)                                                                                               \
+  SQUARE(f32_sum, F32, 1, 0)                                                                                           \
+  SQUARE(f32_sum_stored, F32, 1, 1)                                                                                    \
+  SQUARE(bf16, BF16, 0, 0)                                                                                             \
+  SQUARE(bf16_sum, BF16, 1, 0)                                                                                         \
+  SQUARE(bf16_sum_stored, BF16, 1, 1)                                                                                  \
+  SQUARE(f16, F16, 0, 0)                                                                                               \
+  SQUARE(f16_sum, F16, 1, 0)                                                                                           \
+  SQUARE(f16_sum_stored, F16, 1, 1)
 
-#define RN_SQUARE(name, type, residual)                                                                                \
+RN_INLINE rn_cfg uniform_square(const rn_problem *p, int type, int residual, int stored) {
+  rn_cfg c = uniform(p, type, type, residual, 0);
+  c.store_sum = stored;
+  return c;
+}
+
+#define RN_SQUARE(name, type, residual, stored)                                                                        \
   static void square_rows_##name(const rn_problem *p, const rn_run *run, int64_t n, float *sums) {                     \
-    square_rows(p, uniform(p, type, type, residual, 0), run, n, sums);                                                 \
+    square_rows(p, uniform_square(p, type, residual, stored), run, n, sums);                                           \
   }                                                                                                                    \
   static void square_blocks_##name(const rn_problem *p, const rn_place *at, int64_t first, int64_t last,               \
                                    float *sums) {                                                                      \
-    square_blocks(p, uniform(p, type, type, residual, 0), at, p->cols, rn_lanes(p->cols), first, last, sums);          \
+    square_blocks(p, uniform_square(p, type, residual, stored), at, p->cols, rn_lanes(p->cols), first, last, sums);    \
   }                                                                                                                    \
   static const rn_square square_##name = {square_rows_##name, square_blocks_##name};
 RN_SQUARES(RN_SQUARE)
@@ -82,12 +93,12 @@ static void square_blocks_any(const rn_problem *p, const rn_place *at, int64_t f
 }
 static const rn_square square_any = {square_rows_any, square_blocks_any};
 
-static const rn_square *square_for(const rn_problem *p) {
+static const rn_square *square_for(const rn_problem *p, bool stored) {
   const int type = p->x.dtype, residual = p->residual.data != NULL;
   if (p->gate_before) return &square_any;
   if (residual && (p->residual.dtype != type || (p->round_sum != F32 && p->round_sum != type))) return &square_any;
-#define RN_CHOOSE(name, t, r)                                                                                          \
-  if (type == (t) && residual == (r)) return &square_##name;
+#define RN_CHOOSE(name, t, r, s)                                                                                       \
+  if (type == (t) && residual == (r) && stored == (s)) return &square_##name;
   RN_SQUARES(RN_CHOOSE)
 #undef RN_CHOOSE
   return &square_any;
@@ -135,7 +146,7 @@ static void apply_any(const rn_problem *p, const rn_run *run, int64_t first, int
 static rn_passes passes_for(const rn_problem *p) {
   const int type = p->x.dtype, weight = p->weight ? p->weight_dtype : type, residual = p->residual.data != NULL;
   const int round = p->round_xhat != F32;
-  const rn_passes any = {square_for(p), apply_any, NULL};
+  const rn_passes any = {square_for(p, false), apply_any, NULL};
   if (p->gate_kind || p->round_normed != F32 || (round && p->round_xhat != type)) return any;
   if (residual && (p->residual.dtype != type || (p->round_sum != F32 && p->round_sum != type))) return any;
   if (p->residual_out.data && p->residual_out.dtype != type) return any;
@@ -148,20 +159,42 @@ static rn_passes passes_for(const rn_problem *p) {
   return any;
 }
 
+/* Can the first pass store the sums, so that the last one reads them instead of adding again? They have to be exactly
+ * what is normalised, and the caches have to hold them until then. */
+static bool stores_sums(const rn_problem *p, rn_way way) {
+  const int type = p->x.dtype;
+  return p->residual_out.data && !way.stream && !p->sumsq_in && !p->gate_before && p->residual.dtype == type &&
+         p->residual_out.dtype == type && (type == F32 || p->round_sum == type);
+}
+
 static void forward_rows(const rn_problem *p, int64_t first, int64_t last, rn_way way) {
-  const rn_passes passes = passes_for(p);
   if (p->groups > 1 || p->quant != RMSNORM_QUANT_NONE) {
+    const rn_passes passes = passes_for(p);
     const rn_cfg c = general(p, RN_NATURAL);
     for (int64_t row = first; row < last; ++row) general_row(p, c, &passes, row);
     return;
   }
-  plain_rows(p, &passes, first, last, way);
+  if (stores_sums(p, way)) {
+    const rn_problem stored = stored_problem(p);
+    rn_passes passes = passes_for(&stored);
+    passes.square = square_for(p, true);
+    plain_rows(p, &stored, &passes, first, last, way);
+    return;
+  }
+  const rn_passes passes = passes_for(p);
+  if (last - first == 1)
+    single_row(p, &passes, first, way);
+  else if (way.prefetch && passes.fused && p->cols >= RN_FUSED_MIN && p->cols <= RN_FUSED_MAX && !p->sumsq_in &&
+           p->op == RMSNORM_OP_FORWARD)
+    far_long_rows(p, &passes, first, last, way);
+  else
+    plain_rows(p, NULL, &passes, first, last, way);
   if (way.stream) rn_stream_fence();
 }
 
 static void block_sums(const rn_problem *p, int64_t row, int64_t first, int64_t last, float *sums) {
   const rn_place at = place_of_row(p, row);
-  square_for(p)->blocks(p, &at, first, last, sums);
+  square_for(p, false)->blocks(p, &at, first, last, sums);
 }
 
 static void apply_cols(const rn_problem *p, int64_t row, int64_t first, int64_t last, float rstd, rn_way way) {
