@@ -423,6 +423,41 @@ static void test_other_inputs(void **state) {
   }
 }
 
+/* Every edge of the quantisers in every lane: ties, saturation, infinities, NaN. The given sums make rstd 1, so that
+ * what is quantised is x itself. */
+static void test_quantiser_edges(void **state) {
+  (void)state;
+  static const float edges[] = {0,        0.49f,      -0.49f,  0.5f,    -0.5f,   1.5f,     126.5f,    127.4f,
+                                127.5f,   127.6f,     -127.5f, -128.4f, -128.5f, 447,      448,       449,
+                                464,      465,        480,     57343,   57344,   61440,    -61440,    1e30f,
+                                INFINITY, -INFINITY,  NAN,     -0.0f,   0x1p-9f, 0x1p-10f, 0x1.8p-9f, 0x1p-16f,
+                                0x1p-17f, 0x1.8p-16f, 17,      18,      19,      -20};
+  static const int formats[] = {RMSNORM_DTYPE_FP8_E4M3, RMSNORM_DTYPE_FP8_E5M2, RMSNORM_DTYPE_INT8};
+  enum { EDGES = sizeof edges / sizeof edges[0], WIDTH = 150 };
+  float values[WIDTH], sumsq = WIDTH, one = 1;
+  uint8_t got[WIDTH], want[WIDTH];
+  for (int i = 0; rmsnorm_impl_name(i); i++)
+    for (int shift = 0; !rmsnorm_impl_why_not(i) && shift < EDGES; shift++)
+      for (int f = 0; f < 3; f++)
+        for (int op = 0; op < 2; op++) {
+          for (int c = 0; c < WIDTH; c++) {
+            values[c] = edges[(c + shift) % EDGES];
+            rn_ref_store(formats[f], want, c, (double)values[c]);
+          }
+          rmsnorm_forward_args a = RMSNORM_FORWARD_ARGS_INIT;
+          a.rows = 1, a.cols = WIDTH, a.eps = 0, a.impl = rmsnorm_impl_name(i);
+          a.x = rmsnorm_input(values, RMSNORM_DTYPE_F32, WIDTH), a.sumsq = &sumsq;
+          a.quant.granularity = RMSNORM_QUANT_TENSOR, a.quant.scale = &one, a.quant.scale_op = op;
+          a.quant.q = rmsnorm_output(got, formats[f], WIDTH);
+          memset(got, 0x5a, sizeof got);
+          assert_int_equal(rmsnorm_forward(&a, NULL), RMSNORM_OK);
+          for (int c = 0; c < WIDTH; c++)
+            if (got[c] != want[c] && !(isnan(values[c]) && (got[c] ^ want[c]) == 0x80))
+              fail_msg("%s: %a to %s in column %d is %#x, not %#x", a.impl, (double)values[c],
+                       rmsnorm_dtype_name(formats[f]), c, got[c], want[c]);
+        }
+}
+
 /* A block of zeros in the microscaling formats: code 0, which is 2^-127. */
 static void test_mx_zeros(void **state) {
   (void)state;
@@ -444,6 +479,7 @@ static void test_mx_zeros(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_the_table), cmocka_unit_test(test_outputs_that_overflow),
-                                     cmocka_unit_test(test_other_inputs), cmocka_unit_test(test_mx_zeros)};
+                                     cmocka_unit_test(test_other_inputs), cmocka_unit_test(test_quantiser_edges),
+                                     cmocka_unit_test(test_mx_zeros)};
   return cmocka_run_group_tests_name("policy", tests, NULL, NULL);
 }
