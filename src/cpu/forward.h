@@ -366,10 +366,8 @@ RN_INLINE rn_walk walk_from(const rn_problem *p, int64_t first, int64_t last, in
   return (rn_walk){first, last, first / p->heads, first % p->heads, most};
 }
 
-/* Fused passes pay where a row comes from memory, is long enough for a tile, and not so long that the places it is read
- * from side by side (a power of two apart) fall into the same few sets of the second-level cache. */
+/* Fused passes take rows of at least one tile. */
 #define RN_FUSED_MIN (4 * RN_TILE_LANES)
-#define RN_FUSED_MAX 65535
 
 /* Long rows from memory: the passes of neighbouring rows are fused. */
 static void far_long_rows(const rn_problem *p, const rn_passes *passes, int64_t first, int64_t last, rn_way way) {

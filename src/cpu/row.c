@@ -184,8 +184,7 @@ static void forward_rows(const rn_problem *p, int64_t first, int64_t last, rn_wa
   const rn_passes passes = passes_for(p);
   if (last - first == 1)
     single_row(p, &passes, first, way);
-  else if (way.prefetch && passes.fused && p->cols >= RN_FUSED_MIN && p->cols <= RN_FUSED_MAX && !p->sumsq_in &&
-           p->op == RMSNORM_OP_FORWARD)
+  else if (way.prefetch && passes.fused && p->cols >= RN_FUSED_MIN && !p->sumsq_in && p->op == RMSNORM_OP_FORWARD)
     far_long_rows(p, &passes, first, last, way);
   else
     plain_rows(p, NULL, &passes, first, last, way);
