@@ -39,10 +39,10 @@ install: all ## install to PREFIX (default /usr/local)
 
 sanitize: sanitize-memory sanitize-thread ## run the tests under the sanitizers
 
+# Warnings are no errors here: instrumented code makes gcc warn of what is not there (maybe-uninitialized).
 sanitize-memory:
 	@$(NEED_TESTS)
-	cmake -S . -B $(BUILD)-asan -DCMAKE_BUILD_TYPE=RelWithDebInfo -DRMSNORM_WERROR=ON \
-	  -DRMSNORM_SANITIZE=address,undefined $(CMAKE_ARGS)
+	cmake -S . -B $(BUILD)-asan -DCMAKE_BUILD_TYPE=RelWithDebInfo -DRMSNORM_SANITIZE=address,undefined $(CMAKE_ARGS)
 	cmake --build $(BUILD)-asan -j$(JOBS)
 	$(CTEST) $(BUILD)-asan
 
@@ -50,8 +50,8 @@ sanitize-memory:
 # own parallel-for here. Only what runs more than one thread is run: the rest can not race.
 sanitize-thread:
 	@$(NEED_TESTS)
-	cmake -S . -B $(BUILD)-tsan -DCMAKE_BUILD_TYPE=RelWithDebInfo -DRMSNORM_WERROR=ON -DRMSNORM_SANITIZE=thread \
-	  -DRMSNORM_OPENMP=OFF $(CMAKE_ARGS)
+	cmake -S . -B $(BUILD)-tsan -DCMAKE_BUILD_TYPE=RelWithDebInfo -DRMSNORM_SANITIZE=thread -DRMSNORM_OPENMP=OFF \
+	  $(CMAKE_ARGS)
 	cmake --build $(BUILD)-tsan -j$(JOBS)
 	$(CTEST) $(BUILD)-tsan -R "test_host|test_args|test_descriptors|example_"
 	$(BUILD)-tsan/rmsnorm check --quick --case threads
