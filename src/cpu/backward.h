@@ -275,35 +275,68 @@ RN_INLINE void bundle_add(const rn_problem *p, rn_bundle *b, int64_t row) {
   b->at[b->rows++] = grad_place_of(p, token, head);
 }
 
-/* The statistic of one row: at->factor and at->r; false when the row is rescued. */
-static bool grad_statistic(const rn_problem *p, const rn_grad *grad, rn_grad_place *at, int64_t row) {
-  float sums[RN_PAIR] = {0}, v[RN_PAIR], r[RN_PAIR];
-  if (p->rstd_in && p->round_rstd == RMSNORM_DTYPE_F32) {
-    const float saved = ((const float *)p->rstd_in)[row];
-    if (saved >= RN_RSTD_MIN && saved <= RN_RSTD_MAX) {
-      at->r = saved;
-      return true;
-    }
-  }
-  if (p->sumsq_in)
-    sums[0] = p->sumsq_in[row];
-  else {
-    const rn_run one = run_of(at->in);
-    grad->square->rows(p, &one, p->cols, sums);
-  }
-  finish_rstd(p, 1, sums, v, r);
-  at->r = p->sumsq_in ? given_rstd(v[0]) : r[0];
-  if (p->sumsq_in || rn_ordinary(v[0])) return true;
+/* factor and r of a row with this v = sum / divisor + eps and its rstd. False when the row is rescued. */
+RN_INLINE bool grad_rstd(const rn_problem *p, rn_grad_place *at, int64_t row, float v, float rstd) {
+  at->r = p->sumsq_in ? given_rstd(v) : rstd;
+  if (p->sumsq_in || rn_ordinary(v)) return true;
   rn_portable_statistic(p, row, 0, &at->factor, &at->r);
   return false;
+}
+
+/* The bundle's rows as a run, if they lie at equal distances. */
+RN_INLINE bool bundle_as_run(const rn_bundle *b, rn_run *run) {
+  const rn_place *first = &b->at[0].in, *second = &b->at[b->rows > 1].in;
+  *run = run_of(*first);
+  run->count = b->rows;
+  run->x_step = second->x - first->x;
+  run->residual_step = first->residual ? second->residual - first->residual : 0;
+  run->gate_step = first->gate ? second->gate - first->gate : 0;
+  for (int s = 2; s < b->rows; ++s) {
+    const rn_place *at = &b->at[s].in, *before = &b->at[s - 1].in;
+    if (at->x - before->x != run->x_step || (at->residual && at->residual - before->residual != run->residual_step) ||
+        (at->gate && at->gate - before->gate != run->gate_step))
+      return false;
+  }
+  return true;
+}
+
+/* The statistics of a bundle. True when all its rows are ordinary. */
+static bool grad_statistics(const rn_problem *p, const rn_grad *grad, rn_bundle *b) {
+  float sums[RN_BUNDLE + RN_PAIR] = {0}, v[RN_BUNDLE + RN_PAIR], rstd[RN_BUNDLE + RN_PAIR];
+  if (p->rstd_in && p->round_rstd == RMSNORM_DTYPE_F32) {
+    bool usable = true;
+    for (int s = 0; s < b->rows; ++s) {
+      b->at[s].r = ((const float *)p->rstd_in)[b->row[s]];
+      usable &= b->at[s].r >= RN_RSTD_MIN && b->at[s].r <= RN_RSTD_MAX;
+    }
+    if (usable) return true;
+  }
+  rn_run run;
+  if (p->sumsq_in)
+    for (int s = 0; s < b->rows; ++s) sums[s] = p->sumsq_in[b->row[s]];
+  else if (b->rows > 0 && bundle_as_run(b, &run))
+    grad->square->rows(p, &run, p->cols, sums);
+  else
+    for (int s = 0; s < b->rows; ++s) {
+      const rn_run one = run_of(b->at[s].in);
+      grad->square->rows(p, &one, p->cols, sums + s);
+    }
+  finish_rstd(p, b->rows, sums, v, rstd);
+  bool ordinary = true;
+  for (int s = 0; s < b->rows; ++s) {
+    /* A saved rstd that is in range stays, whatever its neighbours say. */
+    const float saved = p->rstd_in && p->round_rstd == RMSNORM_DTYPE_F32 ? b->at[s].r : 0.0f;
+    if (saved >= RN_RSTD_MIN && saved <= RN_RSTD_MAX) continue;
+    ordinary &= grad_rstd(p, &b->at[s], b->row[s], v[s], rstd[s]);
+  }
+  return ordinary;
 }
 
 /* Everything that the last pass of a bundle needs. True when all its rows are ordinary. */
 static bool grad_prepare(const rn_problem *p, const rn_grad *grad, const rn_grad *rescued, rn_bundle *b) {
   const bool wanted = p->dx.data || p->dresidual.data || (p->dgate.data && p->gate_before);
   float dot[RN_BUNDLE] = {0};
-  bool ordinary = true;
-  for (int s = 0; s < b->rows; ++s) ordinary &= grad_statistic(p, grad, b->at + s, b->row[s]);
+  const bool ordinary = grad_statistics(p, grad, b);
   if (p->dot_out || (wanted && !p->dot_in)) (ordinary ? grad : rescued)->dots(p, b->at, b->rows, dot);
   for (int s = 0; s < b->rows; ++s) {
     if (p->dot_out) p->dot_out[b->row[s]] = dot[s];

@@ -81,10 +81,10 @@ const char *rn_cpu_features(void) {
 #define STREAM_BYTES ((int64_t)3 * 1024 * 1024)
 /* Rows that come from the second-level cache need no prefetch, and lose by the fused passes. */
 #define PREFETCH_BYTES ((int64_t)2 * 1024 * 1024)
-/* With fewer rows than this a thread's share of rows is uneven; long rows are then shared by columns. At least 1024:
- * the sharing goes by quads of 64-lane blocks. */
-#define SHARE_COLS 16384
-#define SHARE_ROWS 16
+/* When the shares of rows are so uneven that the threads are busy for less than this many percent of the time, long
+ * rows are shared by columns. At least 1024 columns: the sharing goes by quads of 64-lane blocks. */
+#define SHARE_BELOW 87
+#define SHARE_COLS  16384
 
 static int64_t row_count(const rn_problem *p) {
   return p->rows * p->heads;
@@ -182,15 +182,16 @@ static float shared_rstd(const rn_share *s, int r, bool first, bool *whole) {
   if (first && p->rstd_out) ((float *)p->rstd_out)[row] = rstd;
   return rstd;
 }
+/* The columns of the lanes that the task has summed: they are in its core's caches. */
 static void apply_task(void *context, int64_t i) {
   const rn_share *s = context;
-  const int64_t lines = s->p->cols / 64; /* whole cache lines of any type, and the rest to the last */
-  const int64_t first = cut(lines, s->parts, i) * 64;
-  const int64_t last = i + 1 == s->parts ? s->p->cols : cut(lines, s->parts, i + 1) * 64;
+  const int64_t quads = s->lanes / 256, n = s->p->cols;
+  const int64_t first = cut(quads, s->parts, i) * 256, last = cut(quads, s->parts, i + 1) * 256;
   for (int r = 0; r < s->rows; ++r) {
     bool whole;
     const float rstd = shared_rstd(s, r, i == 0, &whole);
-    if (!whole) s->isa->apply_cols(s->p, s->first_row + r, first, last, rstd, s->way);
+    for (int64_t col = first; col < n && first < last && !whole; col += s->lanes)
+      s->isa->apply_cols(s->p, s->first_row + r, col, col + last - first < n ? col + last - first : n, rstd, s->way);
   }
 }
 
@@ -211,7 +212,8 @@ static rmsnorm_status run_forward(const rn_problem *p, const rn_isa *isa) {
   const int threads = useful_threads(p, bytes);
   rn_share s = {.p = p, .isa = isa, .parts = threads};
   s.way = way_of((bytes_of(p, &p->y) + bytes_of(p, &p->residual_out)) / threads, bytes / threads);
-  if (threads > 1 && row_count(p) < SHARE_ROWS && p->cols >= SHARE_COLS && p->groups == 1 && !p->sumsq_in &&
+  const int64_t rows = row_count(p), most = (rows + threads - 1) / threads; /* rows of the busiest thread */
+  if (most * threads * SHARE_BELOW > rows * 100 && p->cols >= SHARE_COLS && p->groups == 1 && !p->sumsq_in &&
       p->quant == RMSNORM_QUANT_NONE)
     forward_shared(p, &s, threads);
   else
