@@ -160,11 +160,13 @@ static rn_passes passes_for(const rn_problem *p) {
 }
 
 /* Can the first pass store the sums, so that the last one reads them instead of adding again? They have to be exactly
- * what is normalised, and the caches have to hold them until then. */
+ * what is normalised, and the caches have to hold them until then; and they may not lie on a gate, which is read last.
+ */
 static bool stores_sums(const rn_problem *p, rn_way way) {
   const int type = p->x.dtype;
-  return p->residual_out.data && !way.stream && !p->sumsq_in && !p->gate_before && p->residual.dtype == type &&
-         p->residual_out.dtype == type && (type == F32 || p->round_sum == type);
+  return p->residual_out.data && p->residual_out.data != p->gate.data && !way.stream && !p->sumsq_in &&
+         !p->gate_before && p->residual.dtype == type && p->residual_out.dtype == type &&
+         (type == F32 || p->round_sum == type);
 }
 
 static void forward_rows(const rn_problem *p, int64_t first, int64_t last, rn_way way) {
