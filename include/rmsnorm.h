@@ -244,7 +244,12 @@ typedef struct rmsnorm_numerics {
  *      threads == n   at most n; negative: RMSNORM_ERROR_SIZE
  *    or, when `parallel` is not NULL, by the caller's own parallel-for, cut for parallel->threads threads, or for
  *    `threads` if that is set and less. Small work, and threads == 1, runs in the calling thread without a call of run.
- *    Results never depend on any of this. */
+ *    Results never depend on any of this.
+ *    Allocation, locks, threads that stay: the library has none of these; the OpenMP runtime has them all when it opens
+ *    its threads, which happens only in calls that are large enough for more than one.
+ *    fork: the OpenMP runtime (libgomp) does not survive it. Once the parent has opened OpenMP threads, here or
+ *    elsewhere, a call in a forked child that opens them again hangs. In such children set threads = 1, or `parallel`
+ *    with a pool that the child has started itself. (exec is no problem.) */
 typedef struct rmsnorm_parallel {
   void *context;    /* handed to run */
   int32_t threads;  /* how many tasks run may keep going at one time, >= 1 */
@@ -344,7 +349,8 @@ RMSNORM_API rmsnorm_status rmsnorm_forward(const rmsnorm_forward_args *args, voi
  * 6. Split statistics, for rows whose columns are spread over several ranks. Each rank calls rmsnorm_stats on its own
  *    columns, the caller adds sumsq over the ranks (in a fixed order, if every rank is to have the same bits), and then
  *    calls rmsnorm_forward or rmsnorm_backward with `sumsq` and with `divisor` = the total width.
- *    The sums are plain float32: rows whose squares overflow or vanish are not rescued here. */
+ *    The sums are plain float32: the second, scaled pass for rows whose squares overflow or vanish (their "rescue") is
+ *    not made here. */
 typedef struct rmsnorm_stats_args {
   size_t struct_size;
   int64_t rows, heads, cols, groups; /* as in forward */
@@ -415,7 +421,7 @@ static inline rmsnorm_backward_args rmsnorm_backward_args_init(void);
  *   With u = h (or h * act(gate) for a gate BEFORE), xhat = u * rstd, w = weight_offset + weight,
  *   and g = dy (or dy * act(gate) for a gate AFTER):
  *
- *   dot[r]       = sum_c (g[r,c] * w[c]) * xhat[r,c]
+ *   dot[r]       = sum_c (g[r,c] * w[c]) * xhat[r,c]         (the row dot)
  *   du[r,c]      = rstd[r] * ( g[r,c] * w[c] - xhat[r,c] * dot[r] / divisor )
  *   dx, dresidual = du + dresidual_out                       (gate BEFORE: du * act(gate) + dresidual_out)
  *   dweight[c]   = sum_r g[r,c] * xhat[r,c]
@@ -434,7 +440,8 @@ static inline rmsnorm_backward_args rmsnorm_backward_args_init(void);
  * Any subset of the outputs, but not none (RMSNORM_ERROR_NULL); each has the bits it has when all are asked for. Absent
  * outputs are never touched.
  * rows == 0: RMSNORM_OK, no tensor and no implementation is looked at, and dweight (when asked for) is set to zeros.
- * dweight's bits depend on the number of contributing rows and on its length only: no atomics, fixed chunks.
+ * dweight's bits depend on its length and on the number of rows that contribute to it only (those of one head when
+ * each head has its own weight, else those of all): no atomics, fixed chunks.
  * dweight without weight: RMSNORM_ERROR_COMBINATION. dgate without gate likewise.
  *
  * Aliasing    dx, dresidual and dgate may each be exactly the same tensor as x, residual, dy, dresidual_out or gate.
