@@ -106,9 +106,13 @@ static bool is_open(rn_approx a, rn_approx b) {
   return isinf(a.value) && b.err > 0 && fabsl(b.value) <= b.err;
 }
 
+static bool product_is_open(rn_approx a, rn_approx b) {
+  return is_open(a, b) || is_open(b, a);
+}
+
 static rn_approx mul(const arithmetic *k, rn_approx a, rn_approx b) {
   rn_approx p = {0, INFINITY, 0, a.small || b.small};
-  if (is_open(a, b) || is_open(b, a)) return p;
+  if (product_is_open(a, b)) return p;
   double am = (double)fabsl(a.value), bm = (double)fabsl(b.value);
   p.value = a.value * b.value;
   p.err = (a.err ? a.err * bm : 0) + (b.err ? b.err * (am + a.err) : 0);
@@ -118,6 +122,8 @@ static rn_approx mul(const arithmetic *k, rn_approx a, rn_approx b) {
 
 static rn_approx add(const arithmetic *k, rn_approx a, rn_approx b) {
   rn_approx s = {a.value + b.value, a.err + b.err, a.size + b.size, a.small || b.small};
+  /* Infinity plus what may be the other infinity or NaN. */
+  if (isinf(s.value) && isinf(s.err)) return (rn_approx){0, INFINITY, 0, true};
   return rounded(k, s);
 }
 
@@ -144,16 +150,26 @@ static int depth(int64_t n) {
 /* ---- the gate ----
  * The exponential is within 2 units, 1 + E and the quotient add one each; E enters the denominator as well. */
 typedef struct gate_values {
-  rn_approx act, slope; /* act(z) and act'(z) */
+  rn_approx act, slope;      /* act(z) and act'(z) */
+  bool act_gone, slope_gone; /* underflowed: the exact one is not 0, but that of any correct evaluation is */
 } gate_values;
 
+/* Times act or slope. What is gone counts as the 0 it has become when it meets an infinity: NaN. */
+static rn_approx gated(const arithmetic *k, rn_approx a, rn_approx factor, bool gone) {
+  return gone && isinf(a.value) ? exactly(NAN) : mul(k, a, factor);
+}
+
 static gate_values gate_at(const arithmetic *k, int gate, rn_real z) {
-  gate_values g;
+  gate_values g = {0};
   rn_real e = expl(-fabsl(z));
   rn_real sigmoid = (z < 0 ? e : 1) / (1 + e), cosig = (z < 0 ? 1 : e) / (1 + e);
   double u = k->unit, zm = (double)fabsl(z);
   double sigmoid_err = 5 * u * (double)sigmoid + 4 * k->tiny, cosig_err = 5 * u * (double)cosig + 4 * k->tiny;
   bool low = e * k->unit < 4 * k->tiny;
+  /* Less than half the smallest number, with whatever the exponential may be off. At z = -inf silu is -inf * 0. */
+  bool gone = e * (1 + 8 * (rn_real)u) < k->tiny;
+  g.act_gone = gone && z < 0 && !(isinf(z) && gate == RMSNORM_GATE_SILU);
+  g.slope_gone = gone && !isinf(z) && (z < 0 || gate == RMSNORM_GATE_SIGMOID);
   if (isinf(z)) zm = 0;
   if (isnan(z)) {
     g.act = g.slope = exactly(z);
@@ -194,7 +210,8 @@ static element element_at(const rn_source *s, const arithmetic *k, int64_t row, 
   e.h = e.u = exactly(h);
   e.z = s->numerics.gate ? rn_source_at(s, &s->gate, row, head, col) : 0;
   if (s->numerics.gate && s->numerics.gate_place == RMSNORM_GATE_BEFORE) {
-    e.u = mul(k, e.h, gate_at(k, s->numerics.gate, e.z).act);
+    gate_values gate = gate_at(k, s->numerics.gate, e.z);
+    e.u = gated(k, e.h, gate.act, gate.act_gone);
     if (fabsl(e.u.value) > k->limit) e.u.value = copysignl(INFINITY, e.u.value), e.u.err = 0;
   }
   return e;
@@ -217,15 +234,21 @@ static bool lossy(const arithmetic *k, double err, double size) {
 static rn_approx sum_of_squares(const rn_source *s, const arithmetic *k, int64_t row, int64_t head, int64_t group) {
   rn_real sum = 0, lost = 0; /* compensated: an f64 row is judged by it too */
   double err = 0;
+  bool open = false; /* an element that may be NaN or infinite (is_open): so may the sum */
   for (int64_t i = 0; i < s->width; i++) {
     rn_approx u = element_at(s, k, row, head, group * s->width + i).u;
     rn_real square = u.value * u.value, next = sum + square;
     if (!isinf(next)) lost += sum >= square ? (sum - next) + square : (square - next) + sum;
     sum = next;
+    open |= u.value == 0 && isinf(u.err);
     err += 2 * (double)fabsl(u.value) * u.err + u.err * u.err;
   }
   rn_approx total = {sum + lost, err, (double)sum, lossy(k, err, (double)sum)};
-  if (isnan(sum) || isinf(sum))
+  if (isnan(sum))
+    total.err = 0;
+  else if (open)
+    total.err = INFINITY;
+  else if (isinf(sum))
     total.err = 0;
   else
     total.err += depth(s->width) * k->unit * ((double)sum + err);
@@ -237,6 +260,7 @@ static rn_approx rstd_of(const rn_source *s, const arithmetic *k, rn_approx sum)
   rn_approx r;
   rn_real v = sum.value / (rn_real)s->divisor + (rn_real)s->eps;
   if (isnan(v)) return exactly(v);
+  if (isinf(sum.err)) return (rn_approx){0, INFINITY, 0, true};
   if (isinf(v) || v == 0) return exactly(0);
   rn_real err = sum.err / (rn_real)s->divisor + 4 * k->unit * v;
   if (s->sumsq) err += 4 * k->tiny; /* not rescued: a subnormal mean stays one */
@@ -311,7 +335,10 @@ void rn_ref_forward(const rmsnorm_forward_args *args, const rn_ref_forward_out *
         rn_approx v = stage(s.xhat_dtype, s.real, mul(&k, e.u, rstd));
         if (s.weight) v = mul(&k, v, weight_at(&s, &k, head, c));
         v = stage(s.normed_dtype, s.real, v);
-        if (after) v = mul(&k, v, gate_at(&k, s.numerics.gate, e.z).act);
+        if (after) {
+          gate_values gate = gate_at(&k, s.numerics.gate, e.z);
+          v = gated(&k, v, gate.act, gate.act_gone);
+        }
         if (out->y) out->y[r * s.cols + c] = v;
         if (out->residual_out) {
           rn_approx sum = exactly((rn_real)rn_source_at(&s, &s.x, row, head, c) +
@@ -335,13 +362,13 @@ typedef struct gradient {
 
 static gradient gradient_at(const rn_source *s, const arithmetic *k, const rmsnorm_input_tensor *dy, rn_approx rstd,
                             int64_t row, int64_t head, int64_t col) {
-  gradient d;
+  gradient d = {0};
   d.e = element_at(s, k, row, head, col);
   d.xhat = mul(k, d.e.u, rstd);
-  d.gate.act = d.gate.slope = exactly(1);
   if (s->numerics.gate) d.gate = gate_at(k, s->numerics.gate, d.e.z);
   d.g = exactly(rn_source_at(s, dy, row, head, col));
-  if (s->numerics.gate && s->numerics.gate_place == RMSNORM_GATE_AFTER) d.g = mul(k, d.g, d.gate.act);
+  if (s->numerics.gate && s->numerics.gate_place == RMSNORM_GATE_AFTER)
+    d.g = gated(k, d.g, d.gate.act, d.gate.act_gone);
   d.weight = s->weight ? weight_at(s, k, head, col) : exactly(1);
   d.t = s->weight ? mul(k, d.g, d.weight) : d.g;
   return d;
@@ -350,15 +377,21 @@ static gradient gradient_at(const rn_source *s, const arithmetic *k, const rmsno
 static rn_approx dot_of(const rn_source *s, const arithmetic *k, const rmsnorm_input_tensor *dy, rn_approx rstd,
                         int64_t row, int64_t head, int64_t group) {
   rn_approx dot = exactly(0);
+  bool open = false;
   for (int64_t c = group * s->width; c < (group + 1) * s->width; c++) {
     gradient d = gradient_at(s, k, dy, rstd, row, head, c);
     double t = (double)fabsl(d.t.value), x = (double)fabsl(d.xhat.value);
     dot.value += d.t.value * d.xhat.value;
     dot.err += d.t.err * x + d.xhat.err * t + d.t.err * d.xhat.err;
     dot.size += t * x;
+    open |= product_is_open(d.t, d.xhat);
   }
   dot.small = lossy(k, dot.err, dot.size);
-  if (isnan(dot.value) || isinf(dot.value))
+  if (isnan(dot.value))
+    dot.err = 0;
+  else if (open)
+    dot.value = 0, dot.err = INFINITY;
+  else if (isinf(dot.value))
     dot.err = 0;
   else if (!(dot.size + dot.err < k->limit))
     dot.err = INFINITY;
@@ -373,6 +406,7 @@ static void add_product(rn_approx *sum, rn_approx g, rn_approx xhat) {
   sum->value += g.value * xhat.value;
   sum->err += g.err * xm + xhat.err * gm + g.err * xhat.err;
   sum->size += gm * xm;
+  sum->small |= product_is_open(g, xhat); /* until the sum is finished, `small` says that it is open */
 }
 
 void rn_ref_backward(const rmsnorm_backward_args *args, const rn_ref_backward_out *out) {
@@ -402,7 +436,7 @@ void rn_ref_backward(const rmsnorm_backward_args *args, const rn_ref_backward_ou
         back.value = -back.value;
         rn_approx du = mul(&k, rstd, add(&k, d.t, back));
         if (out->dx) {
-          rn_approx dx = before ? mul(&k, du, d.gate.act) : du;
+          rn_approx dx = before ? gated(&k, du, d.gate.act, d.gate.act_gone) : du;
           if (args->dresidual_out.data) dx = add(&k, dx, exactly(rn_source_at(&s, &args->dresidual_out, row, head, c)));
           out->dx[r * s.cols + c] = dx;
         }
@@ -410,15 +444,20 @@ void rn_ref_backward(const rmsnorm_backward_args *args, const rn_ref_backward_ou
           rn_approx v = before ? mul(&k, du, d.e.h)
                                : mul(&k, exactly(rn_source_at(&s, &args->dy, row, head, c)),
                                      s.weight ? mul(&k, d.xhat, d.weight) : d.xhat);
-          out->dgate[r * s.cols + c] = mul(&k, v, d.gate.slope);
+          out->dgate[r * s.cols + c] = gated(&k, v, d.gate.slope, d.gate.slope_gone);
         }
       }
     }
   }
   for (int64_t i = 0; out->dweight && i < weights; i++) {
     rn_approx *w = &out->dweight[i];
+    bool open = w->small;
     w->small = lossy(&k, w->err, w->size);
-    if (isnan(w->value) || isinf(w->value))
+    if (isnan(w->value))
+      w->err = 0;
+    else if (open)
+      w->err = INFINITY;
+    else if (isinf(w->value))
       w->err = 0;
     else if (!(w->size + w->err < k.limit))
       w->err = INFINITY;
