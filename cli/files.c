@@ -306,7 +306,24 @@ static bool ends_with(const char *text, const char *end) {
   return a >= b && strcmp(text + a - b, end) == 0;
 }
 
-bool rn_file_write(const char *path, const rn_named_tensor *tensors, int count, FILE *err) {
+int64_t rn_file_others(const char *path, const char *const *names, int count) {
+  size_t bytes = 0;
+  unsigned char *file = map_file(path, &bytes, stderr);
+  rn_index index = {0};
+  int64_t others = 0;
+  if (file == NULL) return 0;
+  if (rn_index_read(&index, path, file, bytes, stderr) && strcmp(index.format, "npy") != 0)
+    for (size_t i = 0; i < index.count; i++) {
+      bool named = false;
+      for (int k = 0; k < count; k++) named |= strcmp(index.entries[i].name, names[k]) == 0;
+      others += !named;
+    }
+  rn_index_free(&index);
+  munmap(file, bytes);
+  return others;
+}
+
+bool rn_file_writable(const char *path, int count, FILE *err) {
   const bool npy = ends_with(path, ".npy");
   if (!npy && !ends_with(path, ".safetensors")) {
     fprintf(err, "%s: can not be written: expected a name that ends in .npy or .safetensors\n", path);
@@ -316,10 +333,19 @@ bool rn_file_write(const char *path, const rn_named_tensor *tensors, int count, 
     fprintf(err, "%s: a .npy file holds one array, %d were to go into it; use .safetensors\n", path, count);
     return false;
   }
+  return true;
+}
+
+bool rn_file_write(const char *name, const rn_named_tensor *tensors, int count, FILE *err) {
+  const bool npy = ends_with(name, ".npy");
+  if (!rn_file_writable(name, count, err)) return false;
+  char *real = realpath(name, NULL); /* NULL: not there yet */
+  const char *path = real != NULL ? real : name;
   static const char suffix[] = ".XXXXXX";
   char *temporary = malloc(strlen(path) + sizeof suffix);
   if (temporary == NULL) {
     fprintf(err, "%s: no memory\n", path);
+    free(real);
     return false;
   }
   strcpy(temporary, path);
@@ -338,17 +364,18 @@ bool rn_file_write(const char *path, const rn_named_tensor *tensors, int count, 
   }
   good = good && rename(temporary, path) == 0;
   if (!good) {
-    fprintf(err, "%s: can not be written: %s\n", path, strerror(errno));
+    fprintf(err, "%s: can not be written: %s\n", name, strerror(errno));
     if (fd >= 0) unlink(temporary);
   }
   free(temporary);
+  free(real);
   const int dtype = tensors[0].tensor->dtype;
   if (good && npy && dtype != RMSNORM_DTYPE_F32 && dtype != RMSNORM_DTYPE_F16 && dtype != RMSNORM_DTYPE_F64 &&
       dtype != RMSNORM_DTYPE_INT8)
     fprintf(err,
             "note: %s: numpy has no %s; stored as raw %d-byte elements (V%d), read it with --dtype %s, or .view() "
             "it as the ml_dtypes type\n",
-            path, rmsnorm_dtype_name(dtype), tensors[0].tensor->item_bytes, tensors[0].tensor->item_bytes,
+            name, rmsnorm_dtype_name(dtype), tensors[0].tensor->item_bytes, tensors[0].tensor->item_bytes,
             rmsnorm_dtype_name(dtype));
   return good;
 }

@@ -53,10 +53,17 @@ typedef struct rn_named_tensor {
   const rn_tensor *tensor;
 } rn_named_tensor;
 
-/* rn_file_write - write `count` tensors to path, whose ending chooses the format (.npy takes one tensor only). A
- * temporary file beside it takes its place at the end, so that path is never half written. A note about types numpy
- * does not know goes to err, as do errors. */
-bool rn_file_write(const char *path, const rn_named_tensor *tensors, int count, FILE *err);
+/* rn_file_write - write `count` tensors to the file `name`, whose ending chooses the format (.npy takes one tensor
+ * only). A temporary file beside it takes its place at the end, so that it is never half written; where it is a
+ * symbolic link, it stays one and the file that it leads to is replaced. A note about types numpy does not know goes to
+ * err, as do errors. */
+bool rn_file_write(const char *name, const rn_named_tensor *tensors, int count, FILE *err);
+
+/* rn_file_writable - whether the ending of path is one that can take `count` tensors. */
+bool rn_file_writable(const char *path, int count, FILE *err);
+
+/* rn_file_others - how many tensors with other names than these a file holds; 0 for .npy, whose array has no name. */
+int64_t rn_file_others(const char *path, const char *const *names, int count);
 
 /* rn_dtype_parse - a type by its name, ours ("bf16") or that of other tools ("bfloat16", "float8_e4m3fn"); NONE when
  * unknown. */

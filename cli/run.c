@@ -198,6 +198,13 @@ static int refused(rmsnorm_status status) {
   return rn_trouble("run", "%s", *why ? why : rmsnorm_status_string(status));
 }
 
+/* What was asked for and has no effect, or is lost. */
+static void print_notes(const rn_job *j) {
+  if (j->offset_given && j->weight_spec == NULL) fprintf(stderr, "note: --offset does nothing without --weight\n");
+  if (j->out[OUT_Q].spec != NULL && j->args.quant.scale_out != NULL && !rn_run_wanted(j, OUT_SCALE))
+    fprintf(stderr, "note: the scales of --quant %s are not kept; --scale-out FILE writes them\n", j->quant_name);
+}
+
 static int explain(const rn_job *j) {
   char text[4096];
   const rmsnorm_status status = rmsnorm_explain(RMSNORM_OP_FORWARD, &j->args, text, sizeof text);
@@ -259,7 +266,8 @@ static int work(rn_job *j) {
   a->x = input(&j->x, a);
   if (j->residual_spec != NULL) a->residual = input(&j->residual, a);
   if (j->gate_spec != NULL) a->gate = input(&j->gate, a);
-  if ((status = make_outputs(j)) != 0) return status;
+  if ((status = make_outputs(j)) != 0 || (status = rn_run_targets(j)) != 0) return status;
+  print_notes(j);
   if (j->explain && (status = explain(j)) != 0) return status;
   bool any = false;
   for (int i = 0; i < OUTS; i++) any = any || rn_run_wanted(j, i);

@@ -43,6 +43,10 @@ static inline bool rn_run_wanted(const rn_job *job, int which) {
   return job->out[which].spec != NULL || job->out[which].expect != NULL;
 }
 
+/* rn_run_targets - before anything is computed: 0 when every output can be kept, 2 when one would replace another, or
+ * tensors that are read or belong to somebody. */
+int rn_run_targets(const rn_job *job);
+
 /* After the call: rn_run_write, 0 or 2; rn_run_compare, 0 all within --expect-ulp, 1 not, 2 trouble; rn_run_report, the
  * summary. */
 int rn_run_write(const rn_job *job);

@@ -5,6 +5,7 @@
 #include "run.h"
 
 #include <errno.h>
+#include <float.h>
 #include <getopt.h>
 #include <stdlib.h>
 #include <string.h>
@@ -314,6 +315,7 @@ static int take_option(rn_job *j, int option, const char *value) {
     return 0;
   case 'e':
     if (!parse_double(value, &j->args.eps)) return bad_value(option, value, "a number such as 1e-5");
+    if (!(j->args.eps >= 0 && j->args.eps <= DBL_MAX)) return bad_value(option, value, "a finite number >= 0");
     j->eps_given = true;
     return 0;
   case OPT_OFFSET:
@@ -332,7 +334,8 @@ static int take_option(rn_job *j, int option, const char *value) {
     if (!parse_count(value, &j->args.groups)) return bad_value(option, value, "a whole number of 1 or more");
     return 0;
   case OPT_DIVISOR:
-    if (!parse_count(value, &j->args.divisor)) return bad_value(option, value, "a whole number of 1 or more");
+    if (!parse_count(value, &j->args.divisor) || j->args.divisor < 1)
+      return bad_value(option, value, "a whole number of 1 or more");
     return 0;
   case OPT_THREADS:
     if (!parse_count(value, &count) || count > INT32_MAX) return bad_value(option, value, "a whole number");

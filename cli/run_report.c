@@ -1,13 +1,109 @@
-/* run_report.c - after the call of `rmsnorm run`: write the outputs, compare them, say what happened.
+/* run_report.c - the outputs of `rmsnorm run`: whether every one can be kept, asked before the call; after it, write
+ * them, compare them, say what happened.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "json.h"
 #include "message.h"
 #include "run.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+
+/* A file that is to be written: one that is there is known by its number, any other by its folder and name. */
+typedef struct target {
+  char *path; /* as given; NULL = no file */
+  char *full; /* of a file that is not there yet */
+  struct stat info;
+} target;
+
+static bool same_file(const target *a, const target *b) {
+  if (a->full != NULL || b->full != NULL) return a->full != NULL && b->full != NULL && strcmp(a->full, b->full) == 0;
+  return a->info.st_dev == b->info.st_dev && a->info.st_ino == b->info.st_ino;
+}
+
+static int find_target(target *t, const char *spec) {
+  size_t length;
+  rn_spec_split(spec, &length);
+  t->path = strndup(spec, length);
+  if (t->path == NULL) return rn_trouble("run", "%s: no memory", spec);
+  if (stat(t->path, &t->info) == 0) return 0;
+  if (lstat(t->path, &t->info) == 0)
+    return rn_trouble("run", "%s: can not be written: a symbolic link that leads nowhere. Remove it, or name the file",
+                      t->path);
+  const char *slash = strrchr(t->path, '/'), *name = slash != NULL ? slash + 1 : t->path;
+  char *folder = slash == NULL ? strdup(".") : strndup(t->path, (size_t)(name - t->path));
+  char *real = folder != NULL ? realpath(folder, NULL) : NULL;
+  free(folder);
+  if (real == NULL) return rn_trouble("run", "%s: can not be written: %s", t->path, strerror(errno));
+  t->full = malloc(strlen(real) + strlen(name) + 2);
+  if (t->full != NULL) sprintf(t->full, "%s/%s", real, name);
+  free(real);
+  return t->full != NULL ? 0 : rn_trouble("run", "%s: no memory", spec);
+}
+
+static const char *written_name(const rn_output *o) {
+  size_t length;
+  const char *name = rn_spec_split(o->spec, &length);
+  return name != NULL && *name ? name : o->name;
+}
+
+/* Whether this file, which is about to be replaced, is read by this run as well. */
+static bool reads(const char *spec, const target *t) {
+  target other = {0};
+  if (spec == NULL || t->full != NULL) return false;
+  const bool same = find_target(&other, spec) == 0 && same_file(&other, t);
+  free(other.path), free(other.full);
+  return same;
+}
+
+/* One file with all outputs that go into it. */
+static int check_target(const rn_job *j, const target *targets, int which) {
+  const target *t = &targets[which];
+  const char *const inputs[] = {j->x_spec, j->weight_spec, j->residual_spec, j->gate_spec};
+  const char *names[OUTS];
+  int count = 0;
+  for (int k = 0; k < OUTS; k++) {
+    if (targets[k].path == NULL || !same_file(t, &targets[k])) continue;
+    if (strcmp(t->path, targets[k].path) != 0)
+      return rn_trouble("run", "%s and %s are the same file, and one would replace the other. %s", t->path,
+                        targets[k].path, "Name two files, or one .safetensors file the same way in both places");
+    names[count] = written_name(&j->out[k]);
+    for (int i = 0; i < count; i++)
+      if (strcmp(names[i], names[count]) == 0)
+        return rn_trouble("run",
+                          "%s: two outputs would be called %s in this file. Give each a name of its own: %s:NAME",
+                          t->path, names[i], t->path);
+    count++;
+  }
+  if (!rn_file_writable(t->path, count, stderr)) return 2;
+  for (int k = 0; k < OUTS; k++)
+    if (reads(j->out[k].expect, t))
+      return rn_trouble("run", "%s: an output, and also what --expect compares with. Write to another file", t->path);
+  for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++) {
+    if (!reads(inputs[i], t)) continue;
+    const int64_t lost = rn_file_others(t->path, names, count);
+    if (lost > 0)
+      return rn_trouble("run",
+                        "%s: an output, and also an input that holds %" PRId64
+                        " tensor%s of another name, which would be lost. Write to another file",
+                        t->path, lost, lost == 1 ? "" : "s");
+  }
+  return 0;
+}
+
+int rn_run_targets(const rn_job *j) {
+  target targets[OUTS] = {{0}};
+  int status = 0;
+  for (int i = 0; i < OUTS && status == 0; i++)
+    if (j->out[i].spec != NULL) status = find_target(&targets[i], j->out[i].spec);
+  for (int i = 0; i < OUTS && status == 0; i++)
+    if (targets[i].path != NULL) status = check_target(j, targets, i);
+  for (int i = 0; i < OUTS; i++) free(targets[i].path), free(targets[i].full);
+  return status;
+}
 
 /* Every output with a file; those that share one go into it together. */
 int rn_run_write(const rn_job *j) {
@@ -19,10 +115,10 @@ int rn_run_write(const rn_job *j) {
     rn_spec_split(j->out[i].spec, &length);
     for (int k = 0; k < OUTS; k++) {
       if (j->out[k].spec == NULL) continue;
-      const char *name = rn_spec_split(j->out[k].spec, &other);
+      rn_spec_split(j->out[k].spec, &other);
       if (other != length || strncmp(j->out[k].spec, j->out[i].spec, length) != 0) continue;
       if (k < i) break; /* written together with that one */
-      group[count].name = name != NULL && *name ? name : j->out[k].name;
+      group[count].name = written_name(&j->out[k]);
       group[count++].tensor = &j->out[k].tensor;
     }
     if (count == 0) continue;

@@ -161,7 +161,8 @@ expect 2 '' 'expected one tensor to normalise, found 2' run x.npy x.npy -o y.npy
 expect 2 '' 'nothing to do: give -o' run x.npy
 expect 2 '' '--eps is missing and has no default.*rms_norm_eps.*Try: --eps 1e-5' run x.npy -o y.npy
 expect 2 '' "expected a number such as 1e-5, found 'tiny'" run x.npy -e tiny -o y.npy
-expect 2 '' 'eps: must be >= 0' run x.npy -e -1 -o y.npy
+for eps in nan inf -1; do expect 2 '' "--eps: expected a finite number >= 0, found '$eps'" run x.npy -e $eps -o y.npy; done
+expect 2 '' "--divisor: expected a whole number of 1 or more, found '0'" run x.npy -e 0 --divisor 0 -o y.npy
 expect 2 '' '--preset: expected one of .*llama.*; found .lama' run x.npy -e 0 -p lama -o y.npy
 expect 2 '' 'missing.npy: can not be opened: No such file' run missing.npy -e 0 -o y.npy
 expect 2 '' '^  expected \[2\] or, per head, \[2, 2\]$' run x.npy -w w3.npy -e 0 -o y.npy
@@ -182,8 +183,33 @@ expect 2 '' 'nonesuch' run x.npy --impl nonesuch -e 0 -o y.npy
 expect 2 '' '--groups' run x.npy --groups 0 -e 0 -o y.npy
 expect 2 '' 'groups' run x.npy --groups 3 -e 0 -o y.npy
 expect 2 '' '--eps wants a value' run x.npy --eps
+# Outputs that would replace each other, or tensors that are read.
+ln -s "$PWD" here
+ln -s nowhere.npy loose.npy
+expect 2 '' 'y.npy and ./y.npy are the same file' run x.npy -e 0 -o y.npy --rstd ./y.npy
+expect 2 '' 'are the same file' run x.npy -e 0 -o y.npy --rstd here/y.npy
+expect 2 '' 'a .npy file holds one array, 2 were to go into it' run x.npy -e 0 -o y.npy --rstd y.npy
+expect 2 '' 'two outputs would be called a in this file' run x.npy -e 0 -o y.safetensors:a --rstd y.safetensors:a
+expect 2 '' 'two outputs would be called y in this file' run x.npy -e 0 -o y.safetensors --rstd y.safetensors:y
+expect 2 '' 'a symbolic link that leads nowhere' run x.npy -e 0 -o loose.npy
+expect 2 '' 'none/y.npy: can not be written: No such file' run x.npy -e 0 -o none/y.npy
+expect 2 '' 'm.safetensors: an output, and also an input that holds 2 tensors of another name, which would be lost' \
+  run m.safetensors:y -e 0 -o ./m.safetensors
+expect 2 '' 'holds 3 tensors' run m.safetensors -e 0 -o y.npy # all three are still there
+expect 2 '' 'x.npy: an output, and also what --expect compares with' run two.npy -e 0 -o x.npy --expect x.npy
+[ ! -e y.safetensors ] || fail "a refused call wrote y.safetensors"
 : >out; : >err
 [ ! -e y.npy ] || fail "a refused call wrote y.npy"
+# A link stays one, and its file gets the result.
+cp w.npy kept.npy
+ln -s kept.npy link.npy
+expect 0 '.' '' run x.npy -w w.npy -e 0 -o link.npy
+[ -L link.npy ] || fail "the symbolic link was replaced"
+same_bytes kept.npy cdcc4c3e333333400000000000000000
+ln kept.npy same.npy
+expect 2 '' 'are the same file' run x.npy -e 0 -o kept.npy --rstd same.npy
+expect 0 '.' '--offset does nothing without --weight' run x.npy -e 0 --offset 1 -o y.npy
+expect 0 '.' 'the scales of --quant fp8-row are not kept' run x.npy -e 0 --quant fp8-row -o q.safetensors
 if [ -c /dev/full ]; then
   "$rmsnorm" info >/dev/full 2>err && fail "a full disk behind stdout went unnoticed"
 fi
