@@ -42,6 +42,9 @@ static const char help[] =
     "  --json           one JSON document instead of the table\n"
     "  --svg FILE       a chart: fraction against cols\n"
     "\n"
+    "A cell marked ? (\"reliable\": false) was measured on a busy machine: its fraction is above 1.5, or the median "
+    "copy\n"
+    "took more than twice as long as the fastest.\n"
     "For two threads and more set OMP_PROC_BIND=true in the environment, so that they stay where they are.\n"
     "Exit status: 0 fine, 1 a result was wrong, 2 trouble.\n";
 
@@ -207,6 +210,12 @@ static double share(const rn_bench_cell *c, const double *times, rn_bench_who wh
   return times[who] > 0 ? times[rn_bench_best_copy(c)] / times[who] : 0;
 }
 
+/* Faster than a copy by half, or a copy that mostly takes twice its best time: something else used the machine. */
+static bool reliable(const rn_bench_cell *c) {
+  const rn_bench_who copy = rn_bench_best_copy(c);
+  return share(c, c->least, RN_BENCH_LIBRARY) <= 1.5 && c->median[copy] <= 2 * c->least[copy];
+}
+
 static void size_text(char *text, size_t bytes, int64_t n) {
   if (n >= 1 << 20 && n % (1 << 20) == 0)
     snprintf(text, bytes, "%lldM", (long long)(n >> 20));
@@ -242,8 +251,16 @@ static void print_cell(const rn_bench_cell *c, const options *o) {
          share(c, c->least, RN_BENCH_LIBRARY), share(c, c->median, RN_BENCH_LIBRARY));
   if (o->naive && c->least[RN_BENCH_NAIVE] > 0)
     printf(" %8.3f %9.3f", share(c, c->least, RN_BENCH_NAIVE), share(c, c->least, RN_BENCH_NAIVE_FAST));
-  printf("\n");
+  printf("%s\n", reliable(c) ? "" : " ?");
   fflush(stdout);
+}
+
+static void print_table_foot(const rn_bench_cell *cells, int count) {
+  int doubtful = 0;
+  for (int i = 0; i < count; i++) doubtful += !reliable(&cells[i]);
+  if (doubtful)
+    printf("?: the rounds of %d of %d cells differ too much to say anything, the machine was busy; repeat them alone\n",
+           doubtful, count);
 }
 
 static void print_json_head(void) {
@@ -260,11 +277,11 @@ static void print_json_cell(const rn_bench_cell *c, bool first) {
   printf(
       "%s\n  {\"op\": \"%s\", \"type\": \"%s\", \"cols\": %lld, \"rows\": %lld, \"set_bytes\": %lld, \"threads\": %d, "
       "\"impl\": \"%s\", \"call_bytes\": %lld, \"rounds\": %d, \"copy\": \"%s\", \"fraction\": %.4f, "
-      "\"fraction_median\": %.4f, \"seconds\": {",
+      "\"fraction_median\": %.4f, \"reliable\": %s, \"seconds\": {",
       first ? "" : ",", rn_bench_op_names[c->op], rmsnorm_dtype_name(c->dtype), (long long)c->cols, (long long)c->rows,
       (long long)c->set_bytes, c->threads, c->ran, (long long)c->call_bytes, c->rounds,
       rn_bench_who_names[rn_bench_best_copy(c)], share(c, c->least, RN_BENCH_LIBRARY),
-      share(c, c->median, RN_BENCH_LIBRARY));
+      share(c, c->median, RN_BENCH_LIBRARY), reliable(c) ? "true" : "false");
   bool comma = false;
   for (int w = 0; w < RN_BENCH_WHOS; w++) {
     if (c->least[w] <= 0) continue;
@@ -406,7 +423,10 @@ int rn_cmd_bench(int argc, char **argv) {
     print_table_head(&o);
   }
   status = run_cells(&o, cells, &count);
-  if (o.json) printf("]}\n");
+  if (o.json)
+    printf("]}\n");
+  else
+    print_table_foot(cells, count);
   if (o.svg && !write_svg(&o, cells, count)) status = 2;
   rn_bench_release();
   free(cells);
