@@ -56,4 +56,4 @@ if [ "$status" -ne 1 ]; then
 fi
 
 show "a short benchmark at the width of this model, in cache and out of it, beside a copy of the same bytes" \
-  bench --op forward,residual --dtype f32,bf16 --cols 576 --bytes 512K,128M --time 0.05
+  bench --op forward,residual --dtype bf16 --cols 576 --bytes 512K,128M --threads 1 --time 0.05
