@@ -480,26 +480,26 @@ static void test_mx_zeros(void **state) {
 /* An infinity times an activation that is 0 in float32: NaN, and with it the whole row. Its neighbours do not notice.
  */
 static void test_infinity_behind_a_closed_gate(void **state) {
-  enum { COLS = 130, ROWS = 3 };
-  static float x[ROWS * COLS], gate[ROWS * COLS], y[ROWS * COLS], rstd[ROWS];
+  enum { N = 130, M = 3 };
+  static float in[M * N], gate[M * N], out[M * N], roots[M];
   (void)state;
   for (int kind = RMSNORM_GATE_SILU; kind <= RMSNORM_GATE_SIGMOID; kind++)
     for (int k = 0; rmsnorm_impl_name(k) != NULL; k++) {
       if (rmsnorm_impl_why_not(k) != NULL) continue;
-      for (int i = 0; i < ROWS * COLS; i++) x[i] = 1, gate[i] = 1, y[i] = -7;
-      x[COLS + 77] = INFINITY, gate[COLS + 77] = -120;
+      for (int i = 0; i < M * N; i++) in[i] = 1, gate[i] = 1, out[i] = -7;
+      in[N + 77] = INFINITY, gate[N + 77] = -120;
       rmsnorm_forward_args a = RMSNORM_FORWARD_ARGS_INIT;
-      a.rows = ROWS, a.cols = COLS, a.eps = 1e-6, a.impl = rmsnorm_impl_name(k), a.rstd = rstd;
-      a.x = rmsnorm_input(x, RMSNORM_DTYPE_F32, COLS), a.gate = rmsnorm_input(gate, RMSNORM_DTYPE_F32, COLS);
-      a.y = rmsnorm_output(y, RMSNORM_DTYPE_F32, COLS);
+      a.rows = M, a.cols = N, a.eps = 1e-6, a.impl = rmsnorm_impl_name(k), a.rstd = roots;
+      a.x = rmsnorm_input(in, RMSNORM_DTYPE_F32, N), a.gate = rmsnorm_input(gate, RMSNORM_DTYPE_F32, N);
+      a.y = rmsnorm_output(out, RMSNORM_DTYPE_F32, N);
       a.numerics.gate = kind, a.numerics.gate_place = RMSNORM_GATE_BEFORE;
       assert_int_equal(rmsnorm_forward(&a, NULL), RMSNORM_OK);
-      for (int i = 0; i < ROWS * COLS; i++)
-        if (i / COLS == 1)
-          assert_true(isnan(y[i]));
+      for (int i = 0; i < M * N; i++)
+        if (i / N == 1)
+          assert_true(isnan(out[i]));
         else
-          assert_true(y[i] > 0.99f && y[i] < 1.01f);
-      assert_true(isnan(rstd[1]) && isfinite(rstd[0]) && rstd[0] == rstd[2]);
+          assert_true(out[i] > 0.99f && out[i] < 1.01f);
+      assert_true(isnan(roots[1]) && isfinite(roots[0]) && roots[0] == roots[2]);
     }
 }
 
