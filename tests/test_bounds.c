@@ -5,15 +5,9 @@
  * bit. `test_bounds --elements 10000000` prints the table of docs/numerics.md; without arguments a million of each
  * type.
  *
- * Where the asserted numbers come from, with u = 2^-24 and d = ceil(n / W(n)) + log2 W(n), the longest chain of
- * additions in the sum of n squares (docs/numerics.md 1.2; d = 14 for n = 4096): sum of squares   d u relative: every
- * term is positive rstd             (d + 4) u / 2 for the mean plus eps, one u each for sqrt and division y in f32 one
- * u each for x-hat, weight, weight_offset: (d / 2 + 7) u; a gate adds 6 u. One u is at most one ulp y narrower half an
- * ulp for the one rounding, plus the above, which is (d / 2 + 13) 2^-13 ulp in f16: 0.51 dx               2.5 d + 20 u
- * of rstd (|t| + |xhat| sum |t xhat| / n): the dot carries d u of the sum of magnitudes These proven bounds are
- * computed for every single element by the reference (rn_approx.err); a result outside of one is a finding and fails
- * the test whatever the ulps are. On top of that the measured maxima are held to 3 ulp (f32 forward) and 0.51 ulp
- * (everything narrower).
+ * The proven bounds of docs/numerics.md section 8 are computed for every single element by the reference
+ * (rn_approx.err); a result outside of one is a finding and fails the test whatever the ulps are. On top of that the
+ * measured maxima are held to 3 ulp (f32 forward) and 0.51 ulp (everything narrower).
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "faults.h"

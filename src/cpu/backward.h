@@ -14,9 +14,9 @@
 #include "row.h"
 
 #define RN_BUNDLE 4
-#define RN_BUNDLE_BYTES                                                                                                \
-  (768 * 1024) /* what a bundle reads must still be in the second-level cache for its last pass                        \
-                */
+
+/* What a bundle reads must still be in the second-level cache for its last pass. */
+#define RN_BUNDLE_BYTES (768 * 1024)
 
 typedef struct rn_grad_cfg {
   rn_cfg forward; /* x, residual, weight, gate, layout: what makes u */

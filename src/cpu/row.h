@@ -13,11 +13,11 @@
 /* 64-lane blocks of the longest lane set, W = 65536. */
 #define RN_BLOCKS_MAX 1024
 
-/* A stretch of the weight gradient's row lanes, see backward.h. */
+/* A stretch of the weight gradient's row lanes, see dweight.h. */
 typedef struct rn_lane_range {
   int64_t vector;      /* which weight vector (head), 0 when there is one */
   int64_t first, last; /* row lanes [first, last) */
-  float *scratch;      /* rn_dweight_scratch_floats */
+  float *scratch;      /* vectors of dweight_cols, padded: the P lanes of a chunk, then the levels of the tree */
   float *sum;          /* [dweight_cols]: receives the tree over these lanes */
 } rn_lane_range;
 

@@ -21,12 +21,14 @@
  *   v2_store_{f32,f16}(ptr, layout, v, stream)   v2_store_..._some(ptr, layout, v, count)
  *   v2_store_bf16(ptr, layout, v, stream, wild)
  *                                  stream: non-temporal, ptr must be RN_STREAM_ALIGN aligned
- *                                  wild: v may hold a NaN whose lower 16 bits are not 0. Rounding by addition would
- * carry such a one over into -0, so it costs a comparison; the NaN that arithmetic makes, and those that were bf16
- * before, are not wild v2_keep_first(layout, count, new, old)  elements before count from new, the others from old
+ *                                  wild: v may hold a NaN whose lower 16 bits are not 0, see below
+ *   v2_keep_first(layout, count, new, old)   elements before count from new, the others from old
  *   fold64(v2 acc[32/RN_VL], layout) -> vfold   64 lanes, part of the way down the canonical tree
  *   fold_sum4(vfold f[4], layout, float out[4])   the rest of the way for four of them
  *   rn_prefetch(ptr)  rn_prefetch_far(ptr)  rn_stream_fence()      far: into the second-level cache only
+ *
+ * Rounding to bf16 by addition would carry a wild NaN over into -0, so storing one costs a comparison. The NaN that
+ * arithmetic makes, and those that were bf16 before, are not wild.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef RN_SIMD_H
