@@ -106,6 +106,10 @@ RN_DEVICE rn_words2 rn_kept_load8(const void *at) {
   const uint2 q = __ldg((const uint2 *)at);
   return {{q.x, q.y}};
 }
+/* Into L1, without waiting: for what rn_kept_load16 will ask for. */
+RN_DEVICE void rn_prefetch(const void *at) {
+  asm volatile("prefetch.global.L1 [%0];" ::"l"(at));
+}
 RN_DEVICE void rn_stream_store16(void *at, rn_words4 v) {
   *(uint4 *)at = make_uint4(v.w[0], v.w[1], v.w[2], v.w[3]);
 }
@@ -177,6 +181,18 @@ RN_DEVICE float rn_cluster_load(const float *at, int rank) {
 #else
   (void)rank;
   return *at;
+#endif
+}
+
+/* The other way round: v into *at of the block `rank`, which must have started (meet at a cluster barrier first). */
+RN_DEVICE void rn_cluster_store(float *at, int rank, float v) {
+#if __CUDA_ARCH__ >= 900
+  uint32_t own = (uint32_t)__cvta_generic_to_shared(at), there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(own), "r"(rank));
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(there), "f"(v) : "memory");
+#else
+  (void)rank;
+  *at = v;
 #endif
 }
 
