@@ -7,7 +7,7 @@
  *   1. Status codes            what a call answers
  *   2. Types and switches      number types, rounding points, gates, quantised formats
  *   3. Tensors                 a pointer with its type and its strides
- *   4. Threads                 who runs the rows
+ *   4. Threads and devices     who runs the rows, and where
  *   5. Forward                 rmsnorm_forward
  *   6. Split statistics        rmsnorm_stats
  *   7. Backward                rmsnorm_backward
@@ -28,12 +28,13 @@
  *     fprintf(stderr, "%s\n", rmsnorm_last_error());
  *
  * Promises that hold for every function here:
- *  - Same bits. For equal arguments the result has the same bits whatever the instruction set, the number of threads,
- *    the number of rows, the place of a row, the strides, the alignment, or in-place use. docs/numerics.md writes the
- *    order of every operation down. (NaN: same places, payload free.)
+ *  - Same bits. For equal arguments the result has the same bits whatever the device, the instruction set, the number
+ *    of threads, the number of rows, the place of a row, the strides, the alignment, or in-place use. docs/numerics.md
+ *    writes the order of every operation down. (NaN: same places, payload free.)
  *  - No allocation, no lock, no global mode, no printing, no exit, but for what the OpenMP runtime does where threads
- *    come from it. Safe from many threads as long as their outputs do not overlap. The caller's rounding mode,
- *    flush-to-zero bits and exception flags neither leak in nor out.
+ *    come from it, and for what the driver of a device does at a first use (section 4). Safe from many threads as long
+ *    as their outputs do not overlap. The caller's rounding mode, flush-to-zero bits and exception flags neither leak
+ * in nor out.
  *  - Bad input is refused before anything is written, with a status of its own and a sentence in rmsnorm_last_error().
  *  - Counts and strides are int64_t and counted in elements. Anything in bytes ends in `_bytes`.
  *
@@ -82,10 +83,12 @@ typedef enum rmsnorm_status {
                                       meaning; a reserved field that is not 0 */
   RMSNORM_ERROR_WORKSPACE = 28,    /* the workspace is NULL, misaligned or too small */
   RMSNORM_ERROR_COMBINATION = 30,  /* two arguments that exclude each other, or one that needs another: f64 beside an x
-                                      that is not, a stream on the CPU, a gate without an activation, ... */
+                                      that is not, a stream or a launch on the CPU, a gate without an activation, ... */
   RMSNORM_ERROR_UNSUPPORTED = 40,  /* legal, but no implementation here (or not the one forced) takes it */
   RMSNORM_ERROR_UNKNOWN_IMPL = 42, /* the implementation asked for by name does not exist in this build */
-  RMSNORM_ERROR_DEVICE = 50,       /* the runtime of a device failed */
+  RMSNORM_ERROR_DEVICE = 50,       /* the driver of a device failed, or has no current context; the sentence names the
+                                      driver's error. Only here outputs may have been written: kernels that were queued
+                                      before the failure run */
   RMSNORM_ERROR_BUFFER = 60        /* a text buffer of the caller is too small */
 } rmsnorm_status;
 
@@ -237,7 +240,8 @@ typedef struct rmsnorm_numerics {
 } rmsnorm_numerics;
 
 /* ------------------------------------------------------------------------------------------------------------------
- * 4. Threads. Rows, and the columns of few long rows, are shared out by the library:
+ * 4. Threads and devices.
+ *    Threads, on the CPU. Rows, and the columns of few long rows, are shared out by the library:
  *      threads == 0   through OpenMP, as many threads as omp_get_max_threads() says, fewer for small work, none inside
  *                     a parallel region of the caller (a build without OpenMP runs serially)
  *      threads == 1   serially, in the calling thread
@@ -259,6 +263,41 @@ typedef struct rmsnorm_parallel {
   void (*run)(void *context, int64_t tasks, void (*task)(void *task_context, int64_t index), void *task_context);
 } rmsnorm_parallel;
 
+/*    Devices. With device == RMSNORM_DEVICE_CUDA every pointer to elements, scales, statistics, weights and workspace,
+ *    and live_rows below, is one that the kernels of the current CUDA context can reach; the argument struct, parallel,
+ *    launch and impl stay in the caller's memory and are read before the call returns. The bits are those of the CPU.
+ *    Stream. A CUstream (cudaStream_t is the same) of the context that is current in the calling thread, which the
+ * caller has made current (cudaSetDevice, cuCtxSetCurrent) and which stays so. The work is queued there and the call
+ *    returns. NULL is the caller's default stream, as everywhere in CUDA; the library has none of its own. threads and
+ *    parallel have no effect.
+ *    The driver is looked for at the first call for CUDA, never on the CPU: libcuda.so.1, or the file that the
+ *    environment variable RMSNORM_CUDA_DRIVER names; 12.0 or later. Kernels are loaded when they are first used. Both
+ *    may take long, lock and allocate inside the driver. From then on a call allocates nothing, waits for nothing,
+ * takes no lock of this library, and never changes the current context or device. (fork: CUDA does not survive it; a
+ * child that wants CUDA must be the first to use it.) Graphs. Every call can be captured into a CUDA graph, once
+ * rmsnorm_preload has loaded all kernels in that context. Without it the driver may have to load a kernel while it
+ * captures: depending on its version and on the mode of the capture it does so, or refuses with RMSNORM_ERROR_DEVICE
+ * and the capture is lost. A graph keeps the pointers and sizes of the call. */
+typedef struct rmsnorm_launch {
+  /* 1: the kernels may start before the work that precedes them in the stream has ended (programmatic dependent launch,
+   * from compute capability 9.0 on, otherwise ignored). Kernels wait before they read anything, so nothing but time
+   * changes, provided that what precedes lets them start early or does nothing about it. 0: not. */
+  int32_t dependent;
+  int32_t multiprocessors; /* the kernels' grids are made for at most so many; 0 = all. Less is slower, the bits are
+                              the same */
+  /* NULL = all rows. Otherwise one number on the device, read when the kernels run: only the rows before it exist. More
+   * than `rows` counts as `rows`, less than 0 as 0. Outputs of the other rows are not touched. So a captured graph can
+   * be replayed with fewer rows. forward and stats only (RMSNORM_ERROR_COMBINATION) */
+  const int64_t *live_rows;
+} rmsnorm_launch;
+
+/* rmsnorm_preload - load what the first calls would load: for CUDA the driver and, in the current context, every
+ * kernel. Once for each context, before capturing a graph or where the first call must not be slow; calling it again
+ * does no harm. device is an rmsnorm_device; the CPU needs nothing: RMSNORM_OK. Refusals: RMSNORM_ERROR_ENUM;
+ * RMSNORM_ERROR_UNSUPPORTED, with the reason, where the build or the machine has no such device; RMSNORM_ERROR_DEVICE.
+ */
+RMSNORM_API rmsnorm_status rmsnorm_preload(int32_t device);
+
 /* ------------------------------------------------------------------------------------------------------------------
  * 5. Forward. */
 
@@ -272,7 +311,8 @@ typedef struct rmsnorm_quant {
   int32_t scale_layout;    /* rmsnorm_scale_layout; BLOCK and MX */
   int32_t e8m0_rounding;   /* rmsnorm_e8m0_rounding; MX */
   float scale_max;         /* ROW and BLOCK: upper bound of the scale; 0 = none. Others: 0 */
-  const float *scale;      /* TENSOR: [1], read; finite and > 0. Others: NULL */
+  const float *scale;      /* TENSOR: [1], read; finite and > 0 (checked on the CPU only, the memory of a device can not
+                              be looked at here). Others: NULL */
   void *scale_out;         /* ROW: f32 [rows * heads] packed. BLOCK: f32. MX: uint8_t e8m0 codes. TENSOR: NULL */
   int64_t scale_stride;    /* BLOCK and MX: see rmsnorm_scale_layout. 0 = packed */
   rmsnorm_output_tensor q; /* the quantised values: FP8_E4M3, FP8_E5M2 or INT8 (MX: fp8 only) */
@@ -300,8 +340,9 @@ typedef struct rmsnorm_forward_args {
   rmsnorm_quant quant;
   const rmsnorm_parallel *parallel; /* NULL = OpenMP */
   int32_t threads;                  /* see section 4 */
-  int32_t device;                   /* rmsnorm_device: where every pointer above points to */
+  int32_t device;                   /* rmsnorm_device: where every pointer above points to, see section 4 */
   const char *impl;                 /* NULL = the library chooses (or RMSNORM_IMPL does); a name forces that one */
+  const rmsnorm_launch *launch;     /* NULL = all zero. Not all zero on the CPU: RMSNORM_ERROR_COMBINATION */
 } rmsnorm_forward_args;
 
 #define RMSNORM_EPS_UNSET_BITS 0x7ff8000000000000ull
@@ -336,10 +377,12 @@ static inline rmsnorm_forward_args rmsnorm_forward_args_init(void);
  * Scales      ROW, BLOCK: scale = min(max(amax / largest, 2^-126), scale_max), amax the largest finite-clamped |v|, NaN
  *             skipped. A zero row so has the scale 2^-126 and zeros.
  * Execution   On the CPU the call returns when the work is done, and stream must be NULL (RMSNORM_ERROR_COMBINATION).
+ *             On a device the call queues its work on stream and returns; section 4 says what that promises.
  *             rows == 0 is RMSNORM_OK, touches no tensor and asks for no implementation (impl, RMSNORM_IMPL and a
  *             device without one go unnoticed); sizes, types of x and values are checked. Nothing is allocated.
  * Threads     safe from many threads if their outputs do not overlap.
- * Returns     RMSNORM_OK, or a status of section 1 with nothing written.
+ * Returns     RMSNORM_OK, or a status of section 1 with nothing written (RMSNORM_ERROR_DEVICE: see there). What goes
+ *             wrong on a device after the call has returned is reported by the device's own functions.
  * Moves       rows * heads * cols * (bytes of x + bytes of y), plus residual and residual_out where present.
  * Source      B. Zhang, R. Sennrich, "Root Mean Square Layer Normalization", NeurIPS 2019; roundings: docs/numerics.md.
  */
@@ -366,6 +409,7 @@ typedef struct rmsnorm_stats_args {
   int32_t threads;
   int32_t device;
   const char *impl;
+  const rmsnorm_launch *launch;
 } rmsnorm_stats_args;
 
 static inline rmsnorm_stats_args rmsnorm_stats_args_init(void);
@@ -411,6 +455,7 @@ typedef struct rmsnorm_backward_args {
   int32_t threads;
   int32_t device;
   const char *impl;
+  const rmsnorm_launch *launch;
 } rmsnorm_backward_args;
 
 static inline rmsnorm_backward_args rmsnorm_backward_args_init(void);
@@ -439,7 +484,8 @@ static inline rmsnorm_backward_args rmsnorm_backward_args_init(void);
  *
  * Any subset of the outputs, but not none (RMSNORM_ERROR_NULL); each has the bits it has when all are asked for. Absent
  * outputs are never touched.
- * rows == 0: RMSNORM_OK, no tensor and no implementation is looked at, and dweight (when asked for) is set to zeros.
+ * rows == 0: RMSNORM_OK, no tensor and no implementation is looked at, and dweight (when asked for) is set to zeros; on
+ * a device those are queued like all work, which needs its driver (RMSNORM_ERROR_UNSUPPORTED, RMSNORM_ERROR_DEVICE).
  * dweight's bits depend on its length and on the number of rows that contribute to it only (those of one head when
  * each head has its own weight, else those of all): no atomics, fixed chunks.
  * dweight without weight: RMSNORM_ERROR_COMBINATION. dgate without gate likewise.
@@ -458,7 +504,8 @@ RMSNORM_API rmsnorm_status rmsnorm_backward(const rmsnorm_backward_args *args, v
  * strides have to be right: an optional input (weight, residual, dresidual_out) whose pointer is NULL counts as present
  * when its type is set, and as absent when that is NONE.
  * The amount depends on the sizes, the wanted outputs, the implementation and the number of threads, which with threads
- * == 0 is OpenMP's at that moment: ask where the call will be made. Writes *bytes and returns RMSNORM_OK, or the status
+ * == 0 is OpenMP's at that moment: ask where the call will be made. On a device it depends on the sizes and the wanted
+ * outputs alone, and no context needs to be current. Writes *bytes and returns RMSNORM_OK, or the status
  * the call itself would return. */
 RMSNORM_API rmsnorm_status rmsnorm_backward_workspace_bytes(const rmsnorm_backward_args *args, size_t *bytes);
 
@@ -474,18 +521,23 @@ RMSNORM_API const char *rmsnorm_preset_name(int i);
 RMSNORM_API const char *rmsnorm_preset_families(int i);
 
 /* ------------------------------------------------------------------------------------------------------------------
- * 9. Explanations. Implementations stand in one ordered table, fastest first, "portable" last; the first that accepts
- *    the problem runs. args->impl, or the environment variable RMSNORM_IMPL (read once, at the first call), forces one:
- *    if that does not fit, the call is refused, never rerouted. */
+ * 9. Explanations. Implementations stand in one ordered table, those of devices before those of the CPU, fastest first,
+ *    "portable" last; the first one of the tensors' device that accepts the problem runs. args->impl, or the
+ * environment variable RMSNORM_IMPL (read once, at the first call), forces one: if that does not fit, or serves another
+ * device, the call is refused, never rerouted. */
 typedef enum rmsnorm_op { RMSNORM_OP_FORWARD = 0, RMSNORM_OP_STATS = 1, RMSNORM_OP_BACKWARD = 2 } rmsnorm_op;
 
-/* rmsnorm_impl_name - the name of implementation i of this build, NULL past the last.
+/* rmsnorm_impl_name - the name of implementation i, NULL past the last.
  * rmsnorm_impl_why_not - NULL when this machine can run implementation i, otherwise why it can not (static text; also
- * for an i past the last). */
+ * for an i past the last). Of an implementation for a device it looks for the driver.
+ * rmsnorm_impl_device - the rmsnorm_device whose tensors implementation i takes, -1 past the last. */
 RMSNORM_API const char *rmsnorm_impl_name(int i);
 RMSNORM_API const char *rmsnorm_impl_why_not(int i);
+RMSNORM_API int rmsnorm_impl_device(int i);
 
-/* rmsnorm_impl_for - the name of the implementation that would run these arguments (a pointer to the struct of op). */
+/* rmsnorm_impl_for - the name of the implementation that would run these arguments (a pointer to the struct of op).
+ * Here and in rmsnorm_explain no context needs to be current; without one on a device, the call itself would be
+ * refused. */
 RMSNORM_API rmsnorm_status rmsnorm_impl_for(int op, const void *args, const char **name);
 
 /* rmsnorm_explain - write, one line an implementation, which would run and why each other would not, into text[bytes]

@@ -34,7 +34,7 @@ rmsnorm_status rn_check_backward(const rmsnorm_backward_args *a, rn_check_mode m
   p->weight_offset = -0.0f;
   regions->inputs = regions->outputs = 0;
   TRY(check_sizes(p, a->rows, a->heads, a->cols, a->groups, a->divisor));
-  TRY(check_execution(p, a->parallel, a->threads, a->device, a->impl));
+  TRY(check_execution(p, a->parallel, a->threads, a->device, a->impl, a->launch));
   TRY(check_dtype("x", a->x.dtype, FLOATS_AND_F64));
   p->x.dtype = a->x.dtype;
   TRY(check_eps(a->eps, p));

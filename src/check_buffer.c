@@ -165,5 +165,6 @@ void rn_collapse_heads(rn_problem *p, rn_regions *regions) {
       }
     }
   p->rows *= p->heads;
+  p->live_factor = p->heads;
   p->heads = 1;
 }

@@ -103,7 +103,7 @@ RN_INLINE bool is_plain_call(const rmsnorm_forward_args *a, rn_problem *p) {
   int32_t switches = n->round_sum | n->round_rstd | n->round_xhat | n->round_normed | n->gate | n->gate_place |
                      a->weight_shape | a->quant.granularity | a->device;
   uintptr_t extras = (uintptr_t)a->residual.data | (uintptr_t)a->gate.data | (uintptr_t)a->residual_out.data |
-                     (uintptr_t)a->rstd | (uintptr_t)a->sumsq | (uintptr_t)a->parallel;
+                     (uintptr_t)a->rstd | (uintptr_t)a->sumsq | (uintptr_t)a->parallel | (uintptr_t)a->launch;
   if (switches != 0 || extras != 0 || a->divisor != 0 || a->heads != 1 || a->groups != 1 || a->threads < 0 ||
       a->x.data == NULL || a->y.data == NULL || bits_of_double(a->eps) > FLT_MAX_AS_DOUBLE_BITS)
     return false;
@@ -116,6 +116,7 @@ RN_INLINE bool is_plain_call(const rmsnorm_forward_args *a, rn_problem *p) {
   p->eps = a->eps;
   p->impl = a->impl;
   p->threads = a->threads;
+  p->live_factor = 1;
   p->round_sum = p->round_rstd = p->round_xhat = p->round_normed = RMSNORM_DTYPE_F32;
   p->weight_offset = -0.0f;
   rn_region x, y, weight = {0};
@@ -135,7 +136,7 @@ static __attribute__((noinline)) rmsnorm_status check_call(const rmsnorm_forward
   p->op = RMSNORM_OP_FORWARD;
   p->weight_offset = -0.0f;
   TRY(check_sizes(p, a->rows, a->heads, a->cols, a->groups, a->divisor));
-  TRY(check_execution(p, a->parallel, a->threads, a->device, a->impl));
+  TRY(check_execution(p, a->parallel, a->threads, a->device, a->impl, a->launch));
   TRY(check_dtype("x", a->x.dtype, FLOATS_AND_F64));
   p->x.dtype = a->x.dtype;
   TRY(check_eps(a->eps, p));
@@ -174,6 +175,7 @@ static __attribute__((noinline)) rmsnorm_status check_call(const rmsnorm_forward
     TRY(check_packed("sumsq", a->sumsq, statistics, 4, &regions.input[regions.inputs++]));
   }
   if (a->quant.granularity != RMSNORM_QUANT_NONE) TRY(check_quant(p, &a->quant, &regions));
+  TRY(check_live_rows(p, &regions));
 
   p->gate_kind = n->gate;
   p->gate_before = n->gate != RMSNORM_GATE_NONE && n->gate_place == RMSNORM_GATE_BEFORE;
@@ -204,7 +206,7 @@ rmsnorm_status rn_check_stats(const rmsnorm_stats_args *a, rn_problem *p) {
   p->op = RMSNORM_OP_STATS;
   p->weight_offset = -0.0f;
   TRY(check_sizes(p, a->rows, a->heads, a->cols, a->groups, 0));
-  TRY(check_execution(p, a->parallel, a->threads, a->device, a->impl));
+  TRY(check_execution(p, a->parallel, a->threads, a->device, a->impl, a->launch));
   if (a->x.dtype == RMSNORM_DTYPE_F64)
     return rn_error(RMSNORM_ERROR_COMBINATION, "x: is f64, but split statistics are float32");
   TRY(check_dtype("x", a->x.dtype, FLOATS));
@@ -226,6 +228,7 @@ rmsnorm_status rn_check_stats(const rmsnorm_stats_args *a, rn_problem *p) {
   if (a->gate.data != NULL) TRY(check_input(p, "gate", &a->gate, &p->gate, &regions));
   p->sumsq_out = a->sumsq;
   TRY(check_packed("sumsq", a->sumsq, p->rows * p->heads * p->groups, 4, &regions.output[regions.outputs++]));
+  TRY(check_live_rows(p, &regions));
 
   p->gate_kind = a->gate_kind;
   p->gate_before = a->gate_kind != RMSNORM_GATE_NONE;

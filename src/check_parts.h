@@ -149,8 +149,24 @@ RN_INLINE rmsnorm_status check_sizes(rn_problem *p, int64_t rows, int64_t heads,
   return RMSNORM_OK;
 }
 
+/* What a CPU call may not have, and the options of a device; live_rows itself joins the regions later. */
+RN_INLINE rmsnorm_status check_launch(rn_problem *p, const rmsnorm_launch *launch) {
+  p->live_factor = 1;
+  if (launch == NULL) return RMSNORM_OK;
+  TRY(check_range("launch->dependent", launch->dependent, 1));
+  if (launch->multiprocessors < 0)
+    return rn_error(RMSNORM_ERROR_SIZE, "launch->multiprocessors: must be >= 0, is %" PRId32, launch->multiprocessors);
+  if (launch->live_rows != NULL && p->op == RMSNORM_OP_BACKWARD)
+    return rn_error(RMSNORM_ERROR_COMBINATION, "launch->live_rows: backward takes all rows; leave it NULL");
+  if (p->device == RMSNORM_DEVICE_CPU &&
+      (launch->dependent != 0 || launch->multiprocessors != 0 || launch->live_rows != NULL))
+    return rn_error(RMSNORM_ERROR_COMBINATION, "launch: the CPU has no launches; leave it NULL, or all of it 0");
+  p->launch = *launch;
+  return RMSNORM_OK;
+}
+
 RN_INLINE rmsnorm_status check_execution(rn_problem *p, const rmsnorm_parallel *parallel, int32_t threads,
-                                         int32_t device, const char *impl) {
+                                         int32_t device, const char *impl, const rmsnorm_launch *launch) {
   if (threads < 0) return rn_error(RMSNORM_ERROR_SIZE, "threads: must be >= 0, is %" PRId32, threads);
   if (parallel != NULL) {
     if (parallel->run == NULL) return rn_error(RMSNORM_ERROR_NULL, "parallel->run: is NULL");
@@ -163,7 +179,8 @@ RN_INLINE rmsnorm_status check_execution(rn_problem *p, const rmsnorm_parallel *
   p->threads = threads;
   p->device = device;
   p->impl = impl;
-  return check_range("device", device, RMSNORM_DEVICE_HIP);
+  TRY(check_range("device", device, RMSNORM_DEVICE_HIP));
+  return check_launch(p, launch);
 }
 
 RN_INLINE rmsnorm_status check_numerics(const rmsnorm_numerics *n) {
@@ -210,6 +227,12 @@ RN_INLINE rmsnorm_status check_packed(const char *name, const void *data, int64_
   if ((first & (uintptr_t)(size - 1)) != 0 || bytes > UINTPTR_MAX - first)
     return rn_refuse_packed(name, data, bytes, size);
   return RMSNORM_OK;
+}
+
+/* The caller's row count in the memory of a device. */
+RN_INLINE rmsnorm_status check_live_rows(const rn_problem *p, rn_regions *regions) {
+  if (p->launch.live_rows == NULL) return RMSNORM_OK;
+  return check_packed("launch->live_rows", p->launch.live_rows, 1, 8, &regions->input[regions->inputs++]);
 }
 
 /* (SMALL * SMALL + SMALL) * 8 bytes do not overflow. */

@@ -82,22 +82,31 @@ typedef struct rn_problem {
 
   const rmsnorm_parallel *parallel;
   int32_t threads;
+
+  rmsnorm_launch launch; /* all zero on the CPU */
+  int64_t live_factor;   /* rows of this problem per row of the caller: heads where they were collapsed, else 1 */
 } rn_problem;
 
 /* One row of the table of implementations. */
 typedef struct rn_impl {
   const char *name;
+  int32_t device; /* rmsnorm_device: where the tensors have to be */
   /* NULL when this machine can run it at all, otherwise the reason (static text). */
   const char *(*machine_why_not)(void);
   /* NULL when it takes the problem, otherwise the reason (static text). Not asked when the machine can not run it. */
   const char *(*why_not)(const rn_problem *p);
   size_t (*workspace_bytes)(const rn_problem *p);
   rmsnorm_status (*run)(const rn_problem *p, void *stream);
+  /* Of the first implementation of a device other than the CPU; else NULL. Asked only when the machine can run it. */
+  rmsnorm_status (*zero)(void *data, size_t bytes, void *stream); /* queues zeros */
+  rmsnorm_status (*preload)(void);
 } rn_impl;
 
 /* select.c */
 const rn_impl *rn_impl_at(int i); /* NULL past the last */
 const rn_impl *rn_impl_named(const char *name);
+/* The first implementation for this device, if the machine can run it; NULL with *status and last_error set. */
+const rn_impl *rn_impl_for_device(int32_t device, rmsnorm_status *status);
 /* The first implementation that takes p, or the forced one; NULL with *status and last_error set. */
 const rn_impl *rn_select(const rn_problem *p, rmsnorm_status *status);
 rmsnorm_status rn_explain(const rn_problem *p, char *text, size_t bytes);
@@ -128,6 +137,9 @@ extern const rn_impl rn_impl_portable;
 void rn_portable_row(const rn_problem *p, int64_t row);
 /* The statistic of a rescued row's group for backward, not rounded: xhat = (u * *factor) * *r. */
 void rn_portable_statistic(const rn_problem *p, int64_t row, int64_t group, float *factor, float *r);
+
+/* cuda/cuda.c */
+extern const rn_impl rn_impl_cuda;
 
 /* cpu/cpu.c */
 extern const rn_impl rn_impl_avx512, rn_impl_avx2, rn_impl_neon;

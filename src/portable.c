@@ -160,4 +160,9 @@ static rmsnorm_status run(const rn_problem *p, void *stream) {
   return RMSNORM_OK;
 }
 
-const rn_impl rn_impl_portable = {"portable", machine_why_not, why_not, workspace_bytes, run};
+const rn_impl rn_impl_portable = {.name = "portable",
+                                  .device = RMSNORM_DEVICE_CPU,
+                                  .machine_why_not = machine_why_not,
+                                  .why_not = why_not,
+                                  .workspace_bytes = workspace_bytes,
+                                  .run = run};

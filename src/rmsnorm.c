@@ -62,20 +62,25 @@ static rmsnorm_status check_workspace(const rmsnorm_backward_args *args, size_t 
   return rn_check_overlap_of(p, regions, &region);
 }
 
+/* The sum over no rows. On a device that is the device's memory, which only its implementation can reach. */
+static rmsnorm_status zero_dweight(const rn_problem *p, void *stream) {
+  size_t bytes = (size_t)(p->dweight_vectors * p->dweight_cols * p->dweight_size);
+  if (p->device == RMSNORM_DEVICE_CPU) {
+    memset(p->dweight, 0, bytes);
+    return RMSNORM_OK;
+  }
+  rmsnorm_status status;
+  const rn_impl *impl = rn_impl_for_device(p->device, &status);
+  return impl != NULL ? impl->zero(p->dweight, bytes, stream) : status;
+}
+
 rmsnorm_status rmsnorm_backward(const rmsnorm_backward_args *args, void *stream) {
   rn_problem p;
   rn_regions regions;
   rmsnorm_status status = rn_check_backward(args, RN_CHECK_CALL, &p, &regions);
   if (status == RMSNORM_OK) status = check_stream(&p, stream);
   if (status != RMSNORM_OK) return status;
-  if (p.rows == 0) {
-    /* The sum over no rows. On a device that is the device's memory, which only its implementation can reach. */
-    if (p.dweight != NULL && p.device == RMSNORM_DEVICE_CPU)
-      memset(p.dweight, 0, (size_t)(p.dweight_vectors * p.dweight_cols * p.dweight_size));
-    else if (p.dweight != NULL)
-      return rn_error(RMSNORM_ERROR_UNSUPPORTED, "dweight: this build can not set the memory of a device to zero");
-    return RMSNORM_OK;
-  }
+  if (p.rows == 0) return p.dweight != NULL ? zero_dweight(&p, stream) : RMSNORM_OK;
   const rn_impl *impl = rn_select(&p, &status);
   if (impl == NULL) return status;
   size_t needed = impl->workspace_bytes(&p);
@@ -102,6 +107,15 @@ rmsnorm_status rmsnorm_backward_workspace_bytes(const rmsnorm_backward_args *arg
   }
   *bytes = needed;
   return RMSNORM_OK;
+}
+
+rmsnorm_status rmsnorm_preload(int32_t device) {
+  if (device < RMSNORM_DEVICE_CPU || device > RMSNORM_DEVICE_HIP)
+    return rn_error(RMSNORM_ERROR_ENUM, "device: expected CPU (0), CUDA (1) or HIP (2), found %" PRId32, device);
+  if (device == RMSNORM_DEVICE_CPU) return RMSNORM_OK;
+  rmsnorm_status status;
+  const rn_impl *impl = rn_impl_for_device(device, &status);
+  return impl != NULL ? impl->preload() : status;
 }
 
 static rmsnorm_status check_op(int op, const void *args, rn_problem *p) {

@@ -11,7 +11,19 @@
 #include <stdlib.h>
 #include <string.h>
 
+#ifndef RN_HAVE_CUDA
+/* The row that says why there is none. */
+#ifndef RN_NO_CUDA
+#define RN_NO_CUDA "it was made of the portable sources alone"
+#endif
+static const char *no_cuda(void) {
+  return "this build has no CUDA kernels: " RN_NO_CUDA;
+}
+static const rn_impl rn_impl_cuda = {.name = "cuda", .device = RMSNORM_DEVICE_CUDA, .machine_why_not = no_cuda};
+#endif
+
 static const rn_impl *const table[] = {
+    &rn_impl_cuda,
 #ifdef RN_HAVE_AVX512
     &rn_impl_avx512,
 #endif
@@ -70,16 +82,21 @@ static int environment(void) {
 }
 
 /* What does not change while the process lives is looked up at the first call: the environment, and which rows of the
- * table this machine can run and RMSNORM_IMPL lets run, in order, NULL behind the last. Two threads that come first
+ * table for the CPU this machine can run and RMSNORM_IMPL lets run, in order, NULL behind the last. Rows for devices
+ * know for themselves whether they can, so that no driver is looked for on the CPU. Two threads that come first
  * together store the same values twice. */
 enum { NOT_LOOKED_UP = -3 };
 static _Atomic int forced_by_environment = NOT_LOOKED_UP;
 static const rn_impl *_Atomic candidates[IMPLS + 1];
 
+static bool may_run(int i, int choice) {
+  return (choice == NOT_FORCED || choice == i) && table[i]->machine_why_not() == NULL;
+}
+
 SELDOM int look_up(void) {
   int choice = environment(), count = 0;
   for (int i = 0; i < IMPLS; i++)
-    if ((choice == NOT_FORCED || choice == i) && table[i]->machine_why_not() == NULL)
+    if (table[i]->device == RMSNORM_DEVICE_CPU && may_run(i, choice))
       atomic_store_explicit(&candidates[count++], table[i], memory_order_relaxed);
   atomic_store_explicit(&forced_by_environment, choice, memory_order_release);
   return choice;
@@ -100,19 +117,17 @@ static const char *forced_by(const rn_problem *p) {
   return p->impl != NULL ? "impl" : "RMSNORM_IMPL";
 }
 
-static const char *device_why_not(const rn_problem *p) {
-  switch (p->device) {
-  case RMSNORM_DEVICE_CPU:
-    return NULL;
-  case RMSNORM_DEVICE_CUDA:
-    return "runs on the CPU, the tensors are on a CUDA device";
-  default:
-    return "runs on the CPU, the tensors are on a HIP device";
-  }
+static const char *device_why_not(const rn_impl *impl, const rn_problem *p) {
+  if (impl->device == p->device) return NULL;
+  if (impl->device == RMSNORM_DEVICE_CUDA)
+    return p->device == RMSNORM_DEVICE_CPU ? "runs on CUDA devices, the tensors are on the CPU"
+                                           : "runs on CUDA devices, the tensors are on a HIP device";
+  return p->device == RMSNORM_DEVICE_CUDA ? "runs on the CPU, the tensors are on a CUDA device"
+                                          : "runs on the CPU, the tensors are on a HIP device";
 }
 
 static const char *why_not(const rn_impl *impl, const rn_problem *p) {
-  const char *reason = device_why_not(p);
+  const char *reason = device_why_not(impl, p);
   if (reason == NULL) reason = impl->machine_why_not();
   return reason != NULL ? reason : impl->why_not(p);
 }
@@ -124,10 +139,14 @@ SELDOM rmsnorm_status refuse(const rn_problem *p) {
   if (choice >= 0)
     return rn_error(RMSNORM_ERROR_UNSUPPORTED, "%s forces \"%s\", which does not take this: %s", forced_by(p),
                     table[choice]->name, why_not(table[choice], p));
-  if (choice == NOT_FORCED)
-    /* Every implementation refused; the last one in the table is the most general, so its reason says most. */
+  if (choice == NOT_FORCED) {
+    /* Every implementation refused; the last one for a device is the most general, so its reason says most. */
+    int last = IMPLS - 1;
+    for (int i = 0; i < IMPLS; i++)
+      if (table[i]->device == p->device) last = i;
     return rn_error(RMSNORM_ERROR_UNSUPPORTED, "no implementation of this build takes this; \"%s\": %s",
-                    table[IMPLS - 1]->name, why_not(table[IMPLS - 1], p));
+                    table[last]->name, why_not(table[last], p));
+  }
   if (p->impl != NULL)
     return rn_error(RMSNORM_ERROR_UNKNOWN_IMPL, "impl: this build has no implementation \"%.64s\"; it has %s", p->impl,
                     known_names(names, sizeof names));
@@ -141,10 +160,17 @@ SELDOM const rn_impl *forced_by_argument(const rn_problem *p) {
   return choice != UNKNOWN && why_not(table[choice], p) == NULL ? table[choice] : NULL;
 }
 
+/* A device has few rows, and a call more to do than to walk the table. */
+static __attribute__((noinline)) const rn_impl *choose_for_device(const rn_problem *p, int choice) {
+  for (int i = 0; i < IMPLS; i++)
+    if (table[i]->device == p->device && may_run(i, choice) && table[i]->why_not(p) == NULL) return table[i];
+  return NULL;
+}
+
 static inline const rn_impl *choose(const rn_problem *p) {
   if (p->impl != NULL) return forced_by_argument(p);
-  if (p->device != RMSNORM_DEVICE_CPU) return NULL;
-  environment_choice();
+  int choice = environment_choice();
+  if (p->device != RMSNORM_DEVICE_CPU) return choose_for_device(p, choice);
   for (int i = 0;; i++) {
     const rn_impl *impl = atomic_load_explicit(&candidates[i], memory_order_relaxed);
     if (impl == NULL || impl->why_not(p) == NULL) return impl;
@@ -155,6 +181,15 @@ const rn_impl *rn_select(const rn_problem *p, rmsnorm_status *status) {
   const rn_impl *impl = choose(p);
   *status = impl != NULL ? RMSNORM_OK : refuse(p);
   return impl;
+}
+
+const rn_impl *rn_impl_for_device(int32_t device, rmsnorm_status *status) {
+  const rn_impl *impl = NULL;
+  for (int i = IMPLS - 1; i >= 0; i--)
+    if (table[i]->device == device) impl = table[i];
+  const char *reason = impl != NULL ? impl->machine_why_not() : "this build has nothing for such devices";
+  *status = reason == NULL ? RMSNORM_OK : rn_error(RMSNORM_ERROR_UNSUPPORTED, "device: %s", reason);
+  return reason == NULL ? impl : NULL;
 }
 
 rmsnorm_status rn_explain(const rn_problem *p, char *text, size_t bytes) {
@@ -202,6 +237,11 @@ const char *rmsnorm_impl_name(int i) {
 const char *rmsnorm_impl_why_not(int i) {
   const rn_impl *impl = rn_impl_at(i);
   return impl != NULL ? impl->machine_why_not() : "there is no implementation of this number";
+}
+
+int rmsnorm_impl_device(int i) {
+  const rn_impl *impl = rn_impl_at(i);
+  return impl != NULL ? impl->device : -1;
 }
 
 const char *rmsnorm_cpu_features(void) {

@@ -36,13 +36,16 @@ static void test_layouts(void) {
   EXPECT(sizeof(rmsnorm_parallel) == 24);
   AT(rmsnorm_parallel, threads, 8);
   AT(rmsnorm_parallel, run, 16);
+  EXPECT(sizeof(rmsnorm_launch) == 16);
+  AT(rmsnorm_launch, multiprocessors, 4);
+  AT(rmsnorm_launch, live_rows, 8);
   EXPECT(sizeof(rmsnorm_quant) == 88);
   AT(rmsnorm_quant, scale_max, 20);
   AT(rmsnorm_quant, scale, 24);
   AT(rmsnorm_quant, scale_stride, 40);
   AT(rmsnorm_quant, q, 48);
 
-  EXPECT(sizeof(rmsnorm_forward_args) == 432);
+  EXPECT(sizeof(rmsnorm_forward_args) == 440);
   AT(rmsnorm_forward_args, rows, 8);
   AT(rmsnorm_forward_args, eps, 40);
   AT(rmsnorm_forward_args, numerics, 56);
@@ -55,14 +58,16 @@ static void test_layouts(void) {
   AT(rmsnorm_forward_args, parallel, 408);
   AT(rmsnorm_forward_args, threads, 416);
   AT(rmsnorm_forward_args, impl, 424);
+  AT(rmsnorm_forward_args, launch, 432);
 
-  EXPECT(sizeof(rmsnorm_stats_args) == 208);
+  EXPECT(sizeof(rmsnorm_stats_args) == 216);
   AT(rmsnorm_stats_args, round_sum, 40);
   AT(rmsnorm_stats_args, x, 56);
   AT(rmsnorm_stats_args, sumsq, 176);
   AT(rmsnorm_stats_args, impl, 200);
+  AT(rmsnorm_stats_args, launch, 208);
 
-  EXPECT(sizeof(rmsnorm_backward_args) == 512);
+  EXPECT(sizeof(rmsnorm_backward_args) == 520);
   AT(rmsnorm_backward_args, numerics, 56);
   AT(rmsnorm_backward_args, weight, 96);
   AT(rmsnorm_backward_args, x, 104);
@@ -73,6 +78,7 @@ static void test_layouts(void) {
   AT(rmsnorm_backward_args, dweight, 456);
   AT(rmsnorm_backward_args, workspace_bytes, 480);
   AT(rmsnorm_backward_args, impl, 504);
+  AT(rmsnorm_backward_args, launch, 512);
 }
 
 static void test_values(void) {
@@ -86,6 +92,7 @@ static void test_values(void) {
   EXPECT(RMSNORM_DTYPE_INT8 == 10 && RMSNORM_DTYPE_E8M0 == 11);
   EXPECT(RMSNORM_ROUND_X == 1 && RMSNORM_ROUND_WEIGHT == 2 && RMSNORM_ROUND_PROMOTED == 3);
   EXPECT(RMSNORM_ROUND_STORED == 4);
+  EXPECT(RMSNORM_DEVICE_CPU == 0 && RMSNORM_DEVICE_CUDA == 1 && RMSNORM_DEVICE_HIP == 2);
   EXPECT(RMSNORM_QUANT_TENSOR == 1 && RMSNORM_QUANT_ROW == 2 && RMSNORM_QUANT_BLOCK == 3 && RMSNORM_QUANT_MX == 4);
 }
 

@@ -312,6 +312,9 @@ static rmsnorm_status run_isa(const rn_problem *p, const rn_isa *isa) {
   return p->op == RMSNORM_OP_BACKWARD ? run_backward(p, isa) : run_forward(p, isa);
 }
 
+/* What the rows of the table have in common. */
+#define CPU_ROW .device = RMSNORM_DEVICE_CPU, .why_not = row_why_not, .workspace_bytes = workspace_bytes
+
 #ifdef RN_HAVE_AVX512
 static const char *avx512_machine(void) {
   return features() & HAS_AVX512 ? NULL : "the processor or its operating system has no AVX-512 F, BW, DQ, VL";
@@ -320,7 +323,7 @@ static rmsnorm_status avx512_run(const rn_problem *p, void *stream) {
   (void)stream;
   return run_isa(p, &rn_isa_avx512);
 }
-const rn_impl rn_impl_avx512 = {"avx512", avx512_machine, row_why_not, workspace_bytes, avx512_run};
+const rn_impl rn_impl_avx512 = {.name = "avx512", CPU_ROW, .machine_why_not = avx512_machine, .run = avx512_run};
 #endif
 
 #ifdef RN_HAVE_AVX2
@@ -331,7 +334,7 @@ static rmsnorm_status avx2_run(const rn_problem *p, void *stream) {
   (void)stream;
   return run_isa(p, &rn_isa_avx2);
 }
-const rn_impl rn_impl_avx2 = {"avx2", avx2_machine, row_why_not, workspace_bytes, avx2_run};
+const rn_impl rn_impl_avx2 = {.name = "avx2", CPU_ROW, .machine_why_not = avx2_machine, .run = avx2_run};
 #endif
 
 #ifdef RN_HAVE_NEON
@@ -342,5 +345,5 @@ static rmsnorm_status neon_run(const rn_problem *p, void *stream) {
   (void)stream;
   return run_isa(p, &rn_isa_neon);
 }
-const rn_impl rn_impl_neon = {"neon", neon_machine, row_why_not, workspace_bytes, neon_run};
+const rn_impl rn_impl_neon = {.name = "neon", CPU_ROW, .machine_why_not = neon_machine, .run = neon_run};
 #endif

@@ -54,5 +54,8 @@ const char *rn_cuda_plan_general(const rn_problem *p, const rn_cuda_options *opt
 /* How much workspace backward wants: a function of the problem alone, so that it can be asked without a device. Covers
  * every plan. */
 size_t rn_cuda_workspace_bytes(const rn_problem *p);
+/* What each family needs of it; 0 without dweight. rn_cuda_workspace_bytes is the larger. */
+size_t rn_cuda_workspace_general(const rn_problem *p);
+size_t rn_cuda_workspace_backward(const rn_problem *p);
 
 #endif /* RN_CUDA_PLAN_H */

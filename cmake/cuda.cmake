@@ -1,0 +1,113 @@
+# The CUDA backend: the host part in C, and one image of device code for each family of kernels. nvcc is called as a
+# tool; CMake's CUDA language, which wants a toolkit with libraries, is not needed. Sets `cuda` to ON or OFF.
+# SPDX-License-Identifier: Apache-2.0
+set(RMSNORM_CUDA AUTO CACHE STRING "Kernels for NVIDIA GPUs: AUTO (when nvcc is found), ON, OFF")
+set_property(CACHE RMSNORM_CUDA PROPERTY STRINGS AUTO ON OFF)
+set(RMSNORM_CUDA_ARCHS "80;89;90;100;120" CACHE STRING "Compute capabilities that get machine code")
+set(RMSNORM_CUDA_PTX "80" CACHE STRING "Compute capabilities that get PTX, for later GPUs; empty: none")
+set(RMSNORM_KERNELS "" CACHE STRING "Families of kernels to build (src/cuda/kernels.h); empty: all")
+set(RMSNORM_CUDA_IMAGES "" CACHE PATH "A folder with FAMILY.fatbin of an earlier build, used instead of nvcc")
+set(RMSNORM_CUDA_THREADS 2 CACHE STRING "How many compute capabilities one nvcc compiles at a time")
+
+set(cuda OFF)
+set(all_families general forward backward)
+
+# nvcc of PATH, of CUDACXX, or of a usual place.
+function(rmsnorm_find_nvcc)
+  find_program(RMSNORM_NVCC nvcc HINTS ENV CUDACXX ENV CUDA_HOME ENV CUDA_PATH PATH_SUFFIXES bin
+               PATHS /usr/local/cuda /opt/cuda DOC "The CUDA compiler")
+endfunction()
+
+if(RMSNORM_CUDA STREQUAL OFF)
+  set(no_cuda "it was made with RMSNORM_CUDA=OFF")
+elseif(NOT CMAKE_SYSTEM_NAME STREQUAL Linux)
+  set(no_cuda "it was not made for Linux")
+elseif(RMSNORM_CUDA_IMAGES)
+  set(cuda ON)
+elseif(CMAKE_CROSSCOMPILING AND RMSNORM_CUDA STREQUAL AUTO)
+  set(no_cuda "it was cross-compiled without RMSNORM_CUDA=ON")
+else()
+  rmsnorm_find_nvcc()
+  if(RMSNORM_NVCC)
+    set(cuda ON)
+  else()
+    set(no_cuda "nvcc was not found when it was made")
+  endif()
+endif()
+if(NOT cuda)
+  if(RMSNORM_CUDA STREQUAL ON)
+    message(FATAL_ERROR "RMSNORM_CUDA is ON, but ${no_cuda}")
+  endif()
+  target_compile_definitions(rmsnorm_objects PRIVATE RN_NO_CUDA="${no_cuda}")
+  return()
+endif()
+
+set(families ${RMSNORM_KERNELS})
+if(NOT families)
+  set(families ${all_families})
+endif()
+set(built "")
+foreach(family ${all_families})
+  if(EXISTS ${PROJECT_SOURCE_DIR}/src/cuda/plan_${family}.c)
+    list(APPEND sources src/cuda/plan_${family}.c)
+    set_property(SOURCE src/cuda/plan.c APPEND PROPERTY COMPILE_DEFINITIONS RN_PLAN_${family})
+    if(family IN_LIST families AND EXISTS ${PROJECT_SOURCE_DIR}/src/cuda/${family}.cu)
+      list(APPEND built ${family})
+    endif()
+  endif()
+endforeach()
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The images.
+set(image_folder ${PROJECT_BINARY_DIR}/cuda)
+file(MAKE_DIRECTORY ${image_folder})
+if(RMSNORM_CUDA_IMAGES)
+  set(image_folder ${RMSNORM_CUDA_IMAGES})
+endif()
+
+# Contraction, approximate division and flushed subnormals would be other bits than those of docs/numerics.md.
+set(nvcc_flags -std=c++17 -O3 -fmad=false -prec-div=true -prec-sqrt=true -ftz=false -Xptxas=-v
+               --threads ${RMSNORM_CUDA_THREADS})
+if(RMSNORM_WERROR)
+  list(APPEND nvcc_flags -Werror=all-warnings)
+endif()
+foreach(arch ${RMSNORM_CUDA_ARCHS})
+  list(APPEND nvcc_flags -gencode=arch=compute_${arch},code=sm_${arch})
+endforeach()
+foreach(arch ${RMSNORM_CUDA_PTX})
+  list(APPEND nvcc_flags -gencode=arch=compute_${arch},code=compute_${arch})
+endforeach()
+
+set(images "")
+foreach(family ${built})
+  set(image ${image_folder}/${family}.fatbin)
+  list(APPEND images ${image})
+  if(NOT RMSNORM_CUDA_IMAGES)
+    # The assembler's report stays beside the image: scripts/kernels.sh reads it.
+    add_custom_command(OUTPUT ${image} BYPRODUCTS ${image_folder}/${family}.report
+      COMMAND ${PROJECT_SOURCE_DIR}/scripts/nvcc.sh ${image_folder}/${family}.report
+              ${RMSNORM_NVCC} ${nvcc_flags} -I${PROJECT_SOURCE_DIR}/include -I${PROJECT_SOURCE_DIR}/src
+              -MD -MF ${image_folder}/${family}.d -MT ${image}
+              -fatbin -o ${image} ${PROJECT_SOURCE_DIR}/src/cuda/${family}.cu
+      DEPENDS ${PROJECT_SOURCE_DIR}/src/cuda/${family}.cu ${PROJECT_SOURCE_DIR}/scripts/nvcc.sh
+      DEPFILE ${image_folder}/${family}.d
+      COMMENT "Compiling the kernels of ${family} for ${RMSNORM_CUDA_ARCHS}"
+      VERBATIM)
+  endif()
+endforeach()
+list(TRANSFORM built REPLACE "(.+)" "X(\\1)" OUTPUT_VARIABLE calls)
+list(JOIN calls " " calls)
+file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/cuda/built_families.h CONTENT
+"/* Made by cmake/cuda.cmake. */
+#define RN_BUILT_FAMILIES(X) @calls@
+#define RN_IMAGE_FOLDER \"@image_folder@\"
+" @ONLY)
+set_source_files_properties(src/cuda/images.c PROPERTIES OBJECT_DEPENDS "${images}")
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The host part.
+find_package(Threads REQUIRED)
+target_compile_definitions(rmsnorm_objects PRIVATE RN_HAVE_CUDA)
+target_include_directories(rmsnorm_objects PRIVATE ${PROJECT_BINARY_DIR}/cuda)
+target_link_libraries(rmsnorm_objects PRIVATE Threads::Threads)
+list(APPEND sources src/cuda/cuda.c src/cuda/driver.c src/cuda/images.c src/cuda/loader.c src/cuda/plan.c)

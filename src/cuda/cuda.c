@@ -1,0 +1,51 @@
+/* cuda.c - the row "cuda" of the table: a plan for the problem, its launches queued on the caller's stream.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "../fpenv.h"
+#include "driver.h"
+
+/* A plan converts numbers (eps, divisor), and that is arithmetic: not in the caller's mode. */
+static const char *plan_of(const rn_problem *p, const rn_place *place, rn_cuda_plan *plan) {
+  const rn_cuda_options options = {p->launch.multiprocessors, p->launch.live_rows};
+  rn_fp saved = rn_fp_enter();
+  const char *reason = rn_cuda_plan_of(p, &options, &place->facts, plan);
+  rn_fp_leave(saved);
+  return reason;
+}
+
+static const char *why_not(const rn_problem *p) {
+  rn_place place;
+  rn_cuda_plan plan;
+  if (!rn_place_to_explain(&place)) return "the CUDA driver does not describe its device";
+  return plan_of(p, &place, &plan);
+}
+
+static rmsnorm_status run(const rn_problem *p, void *stream) {
+  rn_place place;
+  rn_cuda_plan plan;
+  rmsnorm_status status = rn_place_of_context(&place);
+  if (status != RMSNORM_OK) return status;
+  const char *reason = plan_of(p, &place, &plan);
+  if (reason != NULL) return rn_error(RMSNORM_ERROR_UNSUPPORTED, "\"cuda\": %s", reason);
+  /* Kernels of one plan always depend on each other: the next one may start early, and waits before it reads. Graphs
+   * hold such launches from 12.3 on. */
+  const bool can_depend = place.facts.major >= 9, inside = can_depend && rn_driver_get()->version >= 12030;
+  for (int i = 0; i < plan.steps && status == RMSNORM_OK; i++)
+    status = rn_loader_launch(&plan.step[i], &place, i == 0 ? can_depend && p->launch.dependent != 0 : inside,
+                              &plan.params, stream);
+  return status;
+}
+
+static rmsnorm_status zero(void *data, size_t bytes, void *stream) {
+  int error = rn_driver_get()->memset8((uintptr_t)data, 0, bytes, stream);
+  return error == RN_CU_SUCCESS ? RMSNORM_OK : rn_driver_error(error, "setting dweight to zero", "");
+}
+
+const rn_impl rn_impl_cuda = {.name = "cuda",
+                              .device = RMSNORM_DEVICE_CUDA,
+                              .machine_why_not = rn_driver_why_not,
+                              .why_not = why_not,
+                              .workspace_bytes = rn_cuda_workspace_bytes,
+                              .run = run,
+                              .zero = zero,
+                              .preload = rn_loader_preload};
