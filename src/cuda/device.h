@@ -22,9 +22,13 @@
 /* For what runs seldom (rescued rows): kept out of the way of the registers of the rest. */
 #define RN_SELDOM static __device__ __noinline__
 
-/* RN_KERNEL(name, params_type, threads) { ... p ... }: a kernel; p is its one parameter, threads the largest block. */
+/* RN_KERNEL(name, params_type, threads) { ... p ... }: a kernel; p is its one parameter, threads the largest block.
+ * RN_KERNEL_CAPPED: the compiler keeps to `registers` a thread, so that enough blocks fit a multiprocessor. */
 #define RN_KERNEL(name, params_type, threads)                                                                          \
   extern "C" __global__ void __launch_bounds__(threads) name(const __grid_constant__ params_type p)
+#define RN_KERNEL_CAPPED(name, params_type, threads, registers)                                                        \
+  extern "C" __global__ void __launch_bounds__(threads, 65536 / (threads) / (registers))                               \
+      name(const __grid_constant__ params_type p)
 
 /* RN_SHARED(type, name, count): an array in the shared memory of the block. Not in loops, not in recursive functions.
  */

@@ -8,6 +8,7 @@
 #define RN_CUDA_PARAMS_H
 
 #include "../internal.h"
+#include "../order.h"
 
 /* A tensor as rows of group_cols elements: row r = ((token * heads + head) * groups + group). */
 typedef struct rn_cuda_view {
@@ -15,12 +16,25 @@ typedef struct rn_cuda_view {
   int64_t row_bytes, head_bytes, group_bytes;
 } rn_cuda_view;
 
-/* general.cu: any problem at all. */
+/* general.cu: any problem at all. Up to RN_GENERAL_WARP_LANES lanes a row belongs to one warp, beyond to a block. */
+enum {
+  RN_GENERAL_WARP_LANES = 256,
+  RN_GENERAL_THREADS = 1024, /* the largest block */
+  RN_GENERAL_WINDOW = 256    /* groups of one row whose statistics are kept at the same time; a power of two */
+};
 typedef struct rn_cuda_call {
   rn_problem p;
   const int64_t *live_rows; /* NULL, or how many of p.rows there are, in device memory (rows in the caller's sense) */
   int64_t live_factor;      /* p.rows per row of the caller: heads where (rows, heads) was collapsed, else 1 */
+  rn_chunks chunks;         /* dweight, for all p.rows */
+  int64_t partials;         /* where in the workspace the sums of the chunks lie, in bytes */
+  int32_t lanes;            /* W(p.group_cols) */
+  int32_t slices;           /* dweight: among how many threads the chunks of one column are shared out */
 } rn_cuda_call;
+/* At the start of the workspace, for each (token, head, group): xhat = (u * power) * r, and the row dot. */
+typedef struct rn_row_sums {
+  float power, r, dot;
+} rn_row_sums;
 
 /* forward.cu: x, residual, y, residual_out of one type, aligned vectors. */
 typedef struct rn_cuda_forward {
@@ -43,5 +57,12 @@ typedef struct rn_cuda_forward {
 typedef struct rn_cuda_backward {
   const int64_t *live_rows;
 } rn_cuda_backward;
+
+/* copy.cu */
+typedef struct rn_cuda_copy {
+  const void *from[3];
+  void *to[2];
+  int64_t words; /* of 16 bytes, in each stream */
+} rn_cuda_copy;
 
 #endif /* RN_CUDA_PARAMS_H */
