@@ -62,7 +62,9 @@ struct rn_emulated_kernel {
 
 /* ------------------------------------------------------------------------------------------------------------------
  * The words, in the order of device.h. */
-#define RN_KERNEL(name, params_type, threads) RN_EMULATED_KERNEL(name, params_type, threads)
+#define RN_KERNEL(name, params_type, threads)                   RN_EMULATED_KERNEL(name, params_type, threads)
+#define RN_KERNEL_CAPPED(name, params_type, threads, registers) RN_EMULATED_KERNEL(name, params_type, threads)
+#define RN_KERNEL_CAPPED(name, params_type, threads, registers) RN_EMULATED_KERNEL(name, params_type, threads)
 #define RN_EMULATED_KERNEL(name, params_type, threads)                                                                 \
   static void name(const params_type &p);                                                                              \
   static rn_emulated_kernel rn_emulated_##name(#name, threads, sizeof(params_type),                                    \

@@ -18,6 +18,8 @@
 #include <unistd.h>
 
 rn_emulated_place *rn_emulated_here;
+int rn_emulated_capability = 90;
+uint32_t rn_emulated_shared_limit = 227 * 1024;
 
 namespace rn_emulator {
 
@@ -337,7 +339,9 @@ const char *rn_emulate(const rn_emulated_kernel *kernel, const void *params, uin
   now.failed = now.somebody_waited = false;
   if (!blocks || blocks > 0x7fffffffu || !threads || threads > 1024 || threads > kernel->threads)
     fail_outside("this is no grid for the kernel");
-  else if (now.cluster > 16 || blocks % now.cluster)
+  else if (shared > rn_emulated_shared_limit)
+    fail_outside("a block has no so much shared memory");
+  else if (now.cluster > (rn_emulated_capability >= 90 ? 16 : 1) || blocks % now.cluster)
     fail_outside("the grid is no whole number of clusters");
   const size_t count = (size_t)now.cluster * threads;
   if (!now.failed) {
@@ -352,10 +356,10 @@ const char *rn_emulate(const rn_emulated_kernel *kernel, const void *params, uin
   const int64_t clusters = blocks / now.cluster, skip = how == RANDOM ? random_below((uint32_t)clusters) : 0;
   for (int64_t i = 0; i < clusters && !now.failed; i++)
     run_cluster((how == REVERSE ? clusters - 1 - i : (i + skip) % clusters) * now.cluster);
-  if (rn_emulated_is_shut() != was_shut) rn_emulated_shut();
   if (!now.failed && !now.somebody_waited) fail_outside("no thread has called rn_wait_for_previous");
   if (!now.failed)
     if (const char *damage = rn_emulated_damage()) fail_outside(damage);
+  if (was_shut) rn_emulated_shut();
   if (now.failed) {
     rn_coroutine_forget();
     fprintf(stderr, "emulated device: %s\n", now.text);

@@ -25,6 +25,7 @@ struct allocation {
   char *start;
   size_t bytes;
   char *first, *end; /* its pages */
+  uint32_t owner;
 };
 
 char *arena, *arena_end, *fresh;
@@ -32,6 +33,7 @@ std::vector<allocation> live; /* by address: new ones come last */
 size_t used;
 size_t latest; /* where the last search ended */
 bool shut, is_open;
+uint32_t current;
 
 size_t round_up(size_t n, size_t to) {
   return (n + to - 1) / to * to;
@@ -89,7 +91,7 @@ void *rn_emulated_alloc(size_t bytes) {
   /* The end, rounded to the alignment, is the end of a page; at least one byte of red before the start. */
   const size_t body = round_up(bytes, alignment), pages = round_up(body + 1, page);
   if (pages + page > (size_t)(arena_end - fresh)) return nullptr;
-  const allocation a = {fresh + pages - body, bytes, fresh, fresh + pages};
+  const allocation a = {fresh + pages - body, bytes, fresh, fresh + pages, current};
   if (mprotect(a.first, pages, PROT_READ | PROT_WRITE)) return nullptr;
   memset(a.first, red, (size_t)(a.start - a.first));
   memset(a.start + bytes, red, (size_t)(a.end - a.start) - bytes);
@@ -118,15 +120,51 @@ bool rn_emulated_free(void *at) {
   return true;
 }
 
+void rn_emulated_own(uint32_t owner) {
+  current = owner;
+}
+
+void rn_emulated_free_all_of(uint32_t owner) {
+  for (size_t i = live.size(); i-- > 0;)
+    if (live[i].owner == owner) rn_emulated_free(live[i].start);
+}
+
+static bool within(const allocation *a, const void *at, size_t bytes) {
+  return a && bytes <= (size_t)(a->start + a->bytes - (const char *)at);
+}
+
 bool rn_emulated_holds(const void *at, size_t bytes) {
   const allocation *a = find(at);
-  return a && bytes <= (size_t)(a->start + a->bytes - (const char *)at);
+  return within(a, at, bytes) && a->owner == current;
+}
+
+bool rn_emulated_copy(void *to, const void *from, size_t bytes, bool to_device, bool from_device) {
+  const allocation *there = to_device ? find(to) : nullptr, *here = from_device ? find(from) : nullptr;
+  if ((to_device && !within(there, to, bytes)) || (from_device && !within(here, from, bytes))) return false;
+  const bool was_shut = rn_emulated_is_shut();
+  if (was_shut && there) permit(*there, PROT_READ | PROT_WRITE);
+  if (was_shut && here) permit(*here, PROT_READ | PROT_WRITE);
+  memmove(to, from, bytes);
+  if (was_shut && there) permit(*there, PROT_NONE);
+  if (was_shut && here) permit(*here, PROT_NONE);
+  return true;
+}
+
+bool rn_emulated_fill(void *at, int byte, size_t bytes) {
+  const allocation *a = find(at);
+  if (!within(a, at, bytes)) return false;
+  const bool was_shut = rn_emulated_is_shut();
+  if (was_shut) permit(*a, PROT_READ | PROT_WRITE);
+  memset(at, byte, bytes);
+  if (was_shut) permit(*a, PROT_NONE);
+  return true;
 }
 
 const char *rn_emulated_damage() {
 #ifndef RN_EMULATED_ASAN /* there the sanitizer sees the access itself, and must not see this one */
   static char text[160];
   for (const allocation &a : live) {
+    if (a.owner != current) continue;
     const bool before = !all_red(a.first, a.start), after = !all_red(a.start + a.bytes, a.end);
     if (!before && !after) continue;
     snprintf(text, sizeof text, "memory was written %s the allocation of %zu bytes at %p", before ? "before" : "after",
@@ -142,7 +180,8 @@ const char *rn_emulated_damage() {
 
 void rn_emulated_open() {
   if (shut && !is_open)
-    for (const allocation &a : live) permit(a, PROT_READ | PROT_WRITE);
+    for (const allocation &a : live)
+      if (a.owner == current) permit(a, PROT_READ | PROT_WRITE);
   is_open = true;
 }
 void rn_emulated_shut() {

@@ -108,6 +108,9 @@ void *rn_emulated_shared(rn_emulated_site *site, const char *name, size_t bytes,
     for (const array &a : arrays) total += a.bytes;
     if (total > static_limit)
       fault("has %zu bytes of RN_SHARED arrays with %s; a block has %zu", total, name, static_limit);
+    if (total + now.shared > rn_emulated_shared_limit)
+      fault("has %zu bytes of RN_SHARED arrays beside %u bytes asked for; a block has %u", total, now.shared,
+            rn_emulated_shared_limit);
     array a = {name, round_up(high, align < 16 ? 16 : align), bytes, 0};
     a.taken = round_up(bytes, 16) + guard;
     if (a.offset + a.taken > stride) fault("has more RN_SHARED arrays than the emulated device has room for");

@@ -221,7 +221,12 @@ void make_copies(rn_transfer *t) {
 
 } // namespace
 
+static void need_transfers() {
+  if (rn_emulated_capability < 90) fault("uses transfers, which this device does not have");
+}
+
 void rn_transfer_init(rn_transfer *t, int arrivals) {
+  need_transfers();
   if (!in_shared(*self().home, t, sizeof *t) || (uintptr_t)t % sizeof *t || arrivals < 1 || arrivals > 1023)
     fault("calls rn_transfer_init(%p, %d)", (void *)t, arrivals);
   *t = pack({arrivals, arrivals, 0, 0});
