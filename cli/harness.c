@@ -135,13 +135,15 @@ rmsnorm_backward_args rn_bind_backward(const rn_case *c, const rn_binding *b) {
   return a;
 }
 
-/* Threads and implementation, alike in the three structs. */
-#define EXECUTE(args, c, name, crew_size, how)                                                                         \
+/* Device, threads and implementation, alike in the three structs. A device has its own. */
+#define EXECUTE(args, h, name, crew_size, how)                                                                         \
   do {                                                                                                                 \
+    int threads_ = (h)->device ? 0 : (h)->own.threads;                                                                 \
     (args).impl = (name);                                                                                              \
-    (args).threads = (c)->threads > 0 ? (c)->threads : 0;                                                              \
-    if ((c)->threads < 0) {                                                                                            \
-      (crew_size) = -(c)->threads;                                                                                     \
+    (args).device = (h)->device ? RMSNORM_DEVICE_CUDA : RMSNORM_DEVICE_CPU;                                            \
+    (args).threads = threads_ > 0 ? threads_ : 0;                                                                      \
+    if (threads_ < 0) {                                                                                                \
+      (crew_size) = -threads_;                                                                                         \
       (how).context = &(crew_size), (how).threads = (crew_size), (how).run = crew_run;                                 \
       (args).parallel = &(how);                                                                                        \
     }                                                                                                                  \
@@ -391,6 +393,7 @@ void rn_harness_init(rn_harness *h) {
 }
 
 void rn_harness_free(rn_harness *h) {
+  if (h->device) (void)rn_device_use(h->device);
   for (int t = 0; t < RN_TENSORS; t++) rn_slot_free(&h->slot[t]), free(h->packed[t]);
   free(h->scratch);
   memset(h, 0, sizeof *h);
@@ -459,96 +462,225 @@ static bool hand_in(rn_harness *h, rn_case *c) {
   return true;
 }
 
-static rmsnorm_status call(rn_harness *h, const char *impl, rn_binding *b) {
-  const rn_case *c = h->c;
+/* ---- the call under test ---- */
+
+static rmsnorm_backward_args backward_under_test(rn_harness *h, const char *impl, int *crew_size,
+                                                 rmsnorm_parallel *how) {
+  rmsnorm_backward_args a = rn_bind_backward(&h->own, h->bound);
+  EXECUTE(a, h, impl, *crew_size, *how);
+  a.workspace = h->bound[RN_WORKSPACE].data, a.workspace_bytes = h->workspace_bytes;
+  return a;
+}
+
+static rmsnorm_status call(rn_harness *h, const char *impl) {
+  const rn_case *c = &h->own;
+  const rn_binding *b = h->bound;
   rmsnorm_parallel how;
   int crew_size;
-  rmsnorm_status status;
   memset(&how, 0, sizeof how);
   if (c->op == RMSNORM_OP_STATS || c->split) {
     rmsnorm_stats_args a = rn_bind_stats(c, b);
-    EXECUTE(a, c, impl, crew_size, how);
-    status = h->library->stats(&a, NULL);
+    EXECUTE(a, h, impl, crew_size, how);
+    rmsnorm_status status = h->library->stats(&a, h->stream);
     if (status != RMSNORM_OK || !c->split) return status;
   }
   if (c->op == RMSNORM_OP_FORWARD) {
     rmsnorm_forward_args a = rn_bind_forward(c, b);
     if (c->split) a.sumsq = b[RN_SUMSQ].data;
-    EXECUTE(a, c, impl, crew_size, how);
-    return h->library->forward(&a, NULL);
+    EXECUTE(a, h, impl, crew_size, how);
+    return h->library->forward(&a, h->stream);
   }
-  rmsnorm_backward_args a = rn_bind_backward(c, b);
-  EXECUTE(a, c, impl, crew_size, how);
+  rmsnorm_backward_args a = backward_under_test(h, impl, &crew_size, &how);
+  return h->library->backward(&a, h->stream);
+}
+
+/* The slot that an array of the call lies in: an alias has that of its input. NULL: the call has no such array. */
+static rn_slot *slot_of(rn_harness *h, int t) {
+  if (!h->bound[t].data) return NULL;
+  return &h->slot[t >= RN_INPUTS && t < RN_WORKSPACE && h->own.alias[t] >= 0 ? h->own.alias[t] : t];
+}
+
+/* Whether the array has a slot of its own, filled and looked at once. */
+static bool has_slot(const rn_harness *h, int t) {
+  return h->bound[t].data && (t < RN_INPUTS || t == RN_WORKSPACE || h->own.alias[t] < 0);
+}
+
+static int device_trouble(rn_harness *h) {
+  rn_finding *f = find(h, RN_FOUND_REFUSED, RN_X);
+  if (f) snprintf(f->text, sizeof f->text, "the device: %.180s", rn_device_error());
+  return 2;
+}
+
+static bool upload(rn_harness *h) {
+  for (int t = 0; t < RN_TENSORS; t++)
+    if (has_slot(h, t) && !rn_slot_upload(&h->slot[t])) return false;
+  return rn_device_finish(); /* other streams do not wait for the copies */
+}
+
+/* The backward's workspace, once all other arrays have their places. */
+static int place_workspace(rn_harness *h, const char *impl) {
+  rmsnorm_parallel how;
+  int crew_size;
+  memset(&how, 0, sizeof how);
+  h->workspace_bytes = 0;
+  if (h->own.op != RMSNORM_OP_BACKWARD) return 0;
+  rmsnorm_backward_args a = backward_under_test(h, impl, &crew_size, &how);
   size_t bytes = 0;
-  status = h->library->workspace(&a, &bytes);
-  if (status != RMSNORM_OK) return status;
+  h->status = h->library->workspace(&a, &bytes);
+  if (h->status != RMSNORM_OK || !bytes) return 0;
   rn_slot *s = &h->slot[RN_WORKSPACE];
   s->rows = s->heads = 1, s->cols = (int64_t)bytes, s->row_stride = s->head_stride = 0;
   s->col_stride = 1, s->size = 1;
-  if (!rn_slot_place(s, 0, bytes % 64 == 0)) return RMSNORM_ERROR_WORKSPACE;
+  if (!rn_slot_place(s, 0, bytes % 64 == 0)) return 2;
   rn_slot_poison(s, POISON_INPUT), rn_slot_keep(s);
-  b[RN_WORKSPACE] = slot_binding(s);
-  a.workspace = bytes ? s->data : NULL, a.workspace_bytes = bytes;
-  return h->library->backward(&a, NULL);
+  h->bound[RN_WORKSPACE] = slot_binding(s), h->workspace_bytes = bytes;
+  return 0;
 }
 
-int rn_harness_run(rn_harness *h, const char *impl, rn_tally *tally, bool *unsupported) {
-  rn_case own = *h->c;
-  const rn_case *outside = h->c, *c = &own;
-  rn_binding b[RN_TENSORS];
-  uint32_t outputs = h->all & c->want;
-  memset(b, 0, sizeof b);
-  h->found = 0, *unsupported = false;
-  h->c = c;
-  int answer = 2;
-  if (!hand_in(h, &own)) goto done;
-  if (c->split) own.dtype[RN_SUMSQ] = RMSNORM_DTYPE_F32;
+/* Binds the mirror of every slot instead of the slot. */
+static int place_mirrors(rn_harness *h) {
+  if (!upload(h)) return device_trouble(h);
+  for (int t = 0; t < RN_TENSORS; t++) {
+    rn_slot *s = slot_of(h, t);
+    if (s) h->bound[t].data = rn_slot_mirrored(s);
+  }
+  return 0;
+}
+
+static int place(rn_harness *h, const char *impl) {
+  rn_case *c = &h->own;
+  rn_binding *b = h->bound;
+  memset(b, 0, sizeof h->bound);
+  h->found = 0, h->status = RMSNORM_OK, h->outputs = h->all & c->want;
+  if (h->device && !rn_device_use(h->device)) return device_trouble(h);
+  if (!hand_in(h, c)) return 2;
+  if (c->split) c->dtype[RN_SUMSQ] = RMSNORM_DTYPE_F32;
   for (int t = 0; t < RN_INPUTS; t++)
     if (c->dtype[t]) rn_slot_restore(&h->slot[t]), b[t] = slot_binding(&h->slot[t]);
   for (int t = RN_INPUTS; t < RN_WORKSPACE; t++) {
-    if (!(outputs & 1u << t) && !(c->split && t == RN_SUMSQ)) continue;
+    if (!(h->outputs & 1u << t) && !(c->split && t == RN_SUMSQ)) continue;
     if (c->alias[t] >= 0) {
       b[t] = b[c->alias[t]];
       continue;
     }
-    if (!place_slot(h, t)) goto done;
+    if (!place_slot(h, t)) return 2;
     rn_slot_poison(&h->slot[t], POISON_TEST), rn_slot_keep(&h->slot[t]);
     b[t] = slot_binding(&h->slot[t]);
   }
-  rmsnorm_status status = call(h, impl, b);
-  bool ran = status == RMSNORM_OK;
-  if (!ran && status == RMSNORM_ERROR_UNSUPPORTED && strcmp(impl, "portable"))
-    *unsupported = true;
-  else if (!ran)
-    refused(h, status);
-  if (c->split && ran) rn_slot_forget_elements(&h->slot[RN_SUMSQ]);
-  if (b[RN_WORKSPACE].data) rn_slot_forget_elements(&h->slot[RN_WORKSPACE]);
-  for (int t = RN_INPUTS; ran && t < RN_WORKSPACE; t++) {
-    if (!(outputs & 1u << t)) continue;
-    rn_slot *s = &h->slot[c->alias[t] >= 0 ? c->alias[t] : t];
-    if (!grow(&h->scratch, &h->scratch_bytes, (size_t)h->count[t] * s->size)) goto done;
+  int answer = place_workspace(h, impl);
+  return answer == 0 && h->device ? place_mirrors(h) : answer;
+}
+
+int rn_harness_place(rn_harness *h, const char *impl) {
+  const rn_case *outside = h->c;
+  h->own = *outside, h->c = &h->own;
+  int answer = place(h, impl);
+  h->c = outside;
+  return answer;
+}
+
+/* The call becomes a graph; the graph runs, everything it wrote is undone, and it runs again. */
+static rmsnorm_status call_graph(rn_harness *h, const char *impl) {
+  if (!rn_graph_begin(h->stream)) {
+    device_trouble(h);
+    return RMSNORM_ERROR_DEVICE;
+  }
+  rmsnorm_status status = call(h, impl);
+  void *graph = rn_graph_end(h->stream);
+  if (status != RMSNORM_OK) {
+    rn_graph_free(graph);
+    return status;
+  }
+  bool ok = graph && rn_graph_launch(graph, h->stream) && rn_stream_finish(h->stream) && upload(h) &&
+            rn_graph_launch(graph, h->stream) && rn_stream_finish(h->stream);
+  if (!ok) device_trouble(h);
+  rn_graph_free(graph);
+  return RMSNORM_OK;
+}
+
+void rn_harness_call(rn_harness *h, const char *impl) {
+  if (h->status != RMSNORM_OK) return; /* the workspace was refused already */
+  if (h->device && !rn_device_use(h->device)) {
+    device_trouble(h);
+    return;
+  }
+  h->status = h->graph ? call_graph(h, impl) : call(h, impl);
+}
+
+/* Everything back from the device. */
+static bool download(rn_harness *h) {
+  if (!rn_device_use(h->device) || !rn_stream_finish(h->stream)) return false;
+  for (int t = 0; t < RN_TENSORS; t++) {
+    bool wild = false;
+    int64_t offset = 0;
+    if (!has_slot(h, t)) continue;
+    if (!grow(&h->scratch, &h->scratch_bytes, h->slot[t].usable)) return false;
+    if (!rn_slot_download(&h->slot[t], h->scratch, &wild, &offset)) return false;
+    rn_finding *f = wild ? find(h, RN_FOUND_GUARD, t) : NULL;
+    if (f) f->col = offset;
+  }
+  return true;
+}
+
+/* Compares what the call returned, and makes the elements those of the image again. */
+static bool compare_outputs(rn_harness *h, rn_tally *tally) {
+  for (int t = RN_INPUTS; t < RN_WORKSPACE; t++) {
+    if (!(h->outputs & 1u << t)) continue;
+    rn_slot *s = slot_of(h, t);
+    if (!grow(&h->scratch, &h->scratch_bytes, (size_t)h->count[t] * s->size)) return false;
     rn_slot_get(s, h->scratch);
     tally->differing += rn_compare_bits(h, RN_FOUND_BITS, t, h->scratch, h->packed[t], NULL);
     tally->elements += h->count[t];
     rn_slot_forget_elements(s);
   }
+  return true;
+}
+
+static void look_for_damage(rn_harness *h) {
   for (int t = 0; t < RN_TENSORS; t++) {
     int64_t offset;
-    if (!b[t].data || (t >= RN_INPUTS && t < RN_WORKSPACE && c->alias[t] >= 0)) continue;
-    if (!rn_slot_damage(&h->slot[t], &offset)) continue;
+    if (!has_slot(h, t) || !rn_slot_damage(&h->slot[t], &offset)) continue;
     bool aliased = false;
-    for (int o = RN_INPUTS; o < RN_WORKSPACE; o++) aliased |= c->alias[o] == t && b[o].data;
+    for (int o = RN_INPUTS; o < RN_WORKSPACE; o++) aliased |= h->own.alias[o] == t && h->bound[o].data;
     rn_finding *f = find(h, t < RN_INPUTS && !aliased ? RN_FOUND_INPUT : RN_FOUND_GUARD, t);
     if (f) f->col = offset;
     rn_slot_restore(&h->slot[t]);
   }
+}
+
+int rn_harness_collect(rn_harness *h, const char *impl, rn_tally *tally, bool *unsupported) {
+  const rn_case *outside = h->c;
+  bool ran = h->status == RMSNORM_OK;
+  int answer = 2;
+  *unsupported = !ran && h->status == RMSNORM_ERROR_UNSUPPORTED && strcmp(impl, "portable");
+  h->c = &h->own;
+  if (!ran && !*unsupported) refused(h, h->status);
+  if (h->device && !download(h)) {
+    device_trouble(h);
+    goto done;
+  }
+  if (h->own.split && ran) rn_slot_forget_elements(&h->slot[RN_SUMSQ]);
+  if (h->bound[RN_WORKSPACE].data) rn_slot_forget_elements(&h->slot[RN_WORKSPACE]);
+  if (ran && !compare_outputs(h, tally)) goto done;
+  look_for_damage(h);
   if (*unsupported)
     tally->unsupported++;
   else
     tally->cases++;
-  count_findings(h, tally);
   answer = h->found > 0;
 done:
+  count_findings(h, tally);
   h->c = outside;
   return answer;
+}
+
+int rn_harness_run(rn_harness *h, const char *impl, rn_tally *tally, bool *unsupported) {
+  *unsupported = false;
+  int answer = rn_harness_place(h, impl);
+  if (answer) {
+    count_findings(h, tally);
+    return answer;
+  }
+  rn_harness_call(h, impl);
+  return rn_harness_collect(h, impl, tally, unsupported);
 }

@@ -4,6 +4,8 @@
  * float64 reference and the staged model (reference.h). The call under test, with its strides, offsets, aliases,
  * threads and subset of outputs, then has to return the same bits, touch nothing else and leave its inputs alone.
  *
+ * On a device the call under test gets copies of all of this there, and everything comes back before it is looked at.
+ *
  * The library is called through a table of functions, so that a test can put a broken one there (faults.h).
  *
  * SPDX-License-Identifier: Apache-2.0 */
@@ -11,6 +13,7 @@
 #define RN_HARNESS_H
 
 #include "cases.h"
+#include "gpu.h"
 #include "harness_memory.h"
 #include "reference.h"
 
@@ -55,6 +58,12 @@ typedef struct rn_tally {
   rn_measure measure[2][RN_TENSORS][RN_DTYPES]; /* [0]: one rounding; [1]: roundings in between */
 } rn_tally;
 
+/* Where one array of a call lies. */
+typedef struct rn_binding {
+  void *data;
+  int64_t row_stride, head_stride, col_stride;
+} rn_binding;
+
 typedef struct rn_harness {
   const rn_library *reference_library, *library;
   rn_slot slot[RN_TENSORS];
@@ -68,6 +77,15 @@ typedef struct rn_harness {
   rn_measure (*measured)[RN_TENSORS][RN_DTYPES];
   rn_finding findings[8];
   int found;
+  /* The call under test: on the CPU, or on a device. */
+  const rn_device *device; /* NULL: the CPU */
+  void *stream;            /* NULL: the default stream */
+  bool graph;              /* the call is captured and launched twice; its stream may not be the default one */
+  rn_case own;             /* the case as it is called: what other calls hand in is there */
+  rn_binding bound[RN_TENSORS];
+  uint32_t outputs;
+  size_t workspace_bytes;
+  rmsnorm_status status;
 } rn_harness;
 
 void rn_harness_init(rn_harness *h);
@@ -78,5 +96,10 @@ void rn_harness_free(rn_harness *h);
 int rn_harness_prepare(rn_harness *h, const rn_case *c, rn_tally *portable);
 /* The call under test. Same answers; *unsupported is set when the implementation does not take the case. */
 int rn_harness_run(rn_harness *h, const char *impl, rn_tally *tally, bool *unsupported);
+/* Its three steps, so that several calls can be under way on a device at the same time: make everything ready (0 or 2),
+ * call, then wait and look. */
+int rn_harness_place(rn_harness *h, const char *impl);
+void rn_harness_call(rn_harness *h, const char *impl);
+int rn_harness_collect(rn_harness *h, const char *impl, rn_tally *tally, bool *unsupported);
 
 #endif /* RN_HARNESS_H */

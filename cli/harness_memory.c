@@ -2,6 +2,7 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "harness_memory.h"
+#include "gpu.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -107,7 +108,43 @@ bool rn_slot_damage(const rn_slot *s, int64_t *offset) {
   return true;
 }
 
+/* ---- the mirror ---- */
+
+bool rn_slot_upload(rn_slot *s) {
+  if (s->mirror_bytes != s->usable) {
+    rn_device_free(s->mirror);
+    s->mirror_bytes = 0;
+    s->mirror = rn_device_alloc(s->usable);
+    if (!s->mirror) return false;
+    s->mirror_bytes = s->usable;
+  }
+  return rn_device_upload(s->mirror, s->map + page_bytes(), s->usable);
+}
+
+char *rn_slot_mirrored(const rn_slot *s) {
+  return s->mirror + (s->data - (s->map + page_bytes()));
+}
+
+/* Where two stretches of memory differ first. */
+static bool differ(const char *a, const char *b, size_t bytes, size_t *at) {
+  if (!memcmp(a, b, bytes)) return false;
+  for (*at = 0; a[*at] == b[*at];) ++*at;
+  return true;
+}
+
+bool rn_slot_download(const rn_slot *s, char *room, bool *wild, int64_t *offset) {
+  const char *first = s->map + page_bytes();
+  size_t low = (size_t)(s->low - first), high = (size_t)(s->high - first), at;
+  if (!rn_device_download(room, s->mirror, s->usable)) return false;
+  *wild = differ(room, first, low, &at);
+  if (!*wild && differ(room + high, s->high, s->usable - high, &at)) *wild = true, at += high;
+  if (*wild) *offset = first + at - s->data;
+  memcpy(s->low, room + low, high - low);
+  return true;
+}
+
 void rn_slot_free(rn_slot *s) {
+  rn_device_free(s->mirror);
   if (s->map) munmap(s->map, s->usable + 2 * page_bytes());
   free(s->image);
   memset(s, 0, sizeof *s);

@@ -1,5 +1,6 @@
 /* harness_memory.h - one array of a call under test, in guarded memory: pages that may not be touched on both sides, a
- * pattern around and between the rows, and an image of what every byte has to be afterwards.
+ * pattern around and between the rows, and an image of what every byte has to be afterwards. For a call on a device
+ * everything between the two pages has a mirror there.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef RN_HARNESS_MEMORY_H
@@ -12,6 +13,8 @@
 typedef struct rn_slot {
   char *map; /* guard page, usable bytes, guard page */
   size_t usable;
+  char *mirror; /* the usable bytes on the current device; NULL = not there yet */
+  size_t mirror_bytes;
   char *image; /* what [low, high) has to look like again */
   size_t image_bytes;
   char *low, *high;
@@ -34,6 +37,14 @@ void rn_slot_put(rn_slot *s, const void *packed);
 void rn_slot_forget_elements(rn_slot *s);
 /* The first byte that is not as the image has it, as an offset from `data` in bytes; false when all are right. */
 bool rn_slot_damage(const rn_slot *s, int64_t *offset);
+/* The whole mirror gets what is here. false: see rn_device_error. */
+bool rn_slot_upload(rn_slot *s);
+/* Element (0, 0, 0) in the mirror. */
+char *rn_slot_mirrored(const rn_slot *s);
+/* [low, high) gets what is in the mirror. *wild: whether a byte of it outside of that was changed, and where, as an
+ * offset from `data`. `room` has as many bytes as the slot is usable. */
+bool rn_slot_download(const rn_slot *s, char *room, bool *wild, int64_t *offset);
+/* The current context has to be that of the mirror. */
 void rn_slot_free(rn_slot *s);
 
 #endif /* RN_HARNESS_MEMORY_H */

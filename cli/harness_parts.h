@@ -6,12 +6,6 @@
 
 #include "harness.h"
 
-/* Where one array of a call lies. */
-typedef struct rn_binding {
-  void *data;
-  int64_t row_stride, head_stride, col_stride;
-} rn_binding;
-
 /* From a case and the places of its arrays [RN_TENSORS] to arguments. rn_bind_packed: those of the reference call. */
 rn_binding rn_bind(const rn_case *c, void *data);
 void rn_bind_packed(const rn_harness *h, rn_binding *b);
