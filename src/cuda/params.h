@@ -26,11 +26,32 @@ typedef struct rn_cuda_call {
   rn_problem p;
   const int64_t *live_rows; /* NULL, or how many of p.rows there are, in device memory (rows in the caller's sense) */
   int64_t live_factor;      /* p.rows per row of the caller: heads where (rows, heads) was collapsed, else 1 */
-  rn_chunks chunks;         /* dweight, for all p.rows */
+  rn_chunks chunks;         /* dweight */
   int64_t partials;         /* where in the workspace the sums of the chunks lie, in bytes */
+  uint32_t types;           /* all types and switches that the inner loops ask for: rn_type of the places below */
   int32_t lanes;            /* W(p.group_cols) */
   int32_t slices;           /* dweight: among how many threads the chunks of one column are shared out */
 } rn_cuda_call;
+/* Two bits each: rmsnorm_dtype of a tensor, 0 when it is absent, or of a rounding; in one word, because a loop that
+ * asks for them one by one keeps them all in registers. */
+enum rn_type_place {
+  RN_TYPE_X = 0,
+  RN_TYPE_RESIDUAL = 2,
+  RN_TYPE_GATE = 4,
+  RN_TYPE_WEIGHT = 6,
+  RN_TYPE_Y = 8,
+  RN_TYPE_RESIDUAL_OUT = 10,
+  RN_TYPE_DY = 12,
+  RN_TYPE_DRESIDUAL_OUT = 14,
+  RN_TYPE_DX = 16,
+  RN_TYPE_DRESIDUAL = 18,
+  RN_TYPE_DGATE = 20,
+  RN_TYPE_ROUND_SUM = 22,
+  RN_TYPE_ROUND_XHAT = 24,
+  RN_TYPE_ROUND_NORMED = 26,
+  RN_TYPE_GATE_KIND = 28, /* rmsnorm_gate */
+  RN_TYPE_GATE_BEFORE = 30
+};
 /* At the start of the workspace, for each (token, head, group): xhat = (u * power) * r, and the row dot. */
 typedef struct rn_row_sums {
   float power, r, dot;
@@ -38,24 +59,46 @@ typedef struct rn_row_sums {
 
 /* forward.cu: x, residual, y, residual_out of one type, aligned vectors. */
 typedef struct rn_cuda_forward {
-  rn_cuda_view x, residual, y, residual_out; /* data NULL = absent */
+  rn_cuda_view x, y, residual, residual_out; /* data NULL = absent */
   const char *weight;                        /* NULL = ones */
-  int64_t weight_head_bytes, weight_group_bytes;
-  float *rstd_out;
-  const int64_t *live_rows;
-  int64_t live_factor;
-  int64_t rows; /* tokens * heads * groups */
+  int64_t rows;                              /* tokens * heads * groups */
   int32_t heads, groups;
-  int32_t cols;  /* of a group */
-  int32_t lanes; /* W(cols) */
-  int32_t weight_is_f32, round_xhat, round_rstd;
-  int32_t team; /* threads that share a row in one block */
+  int32_t cols; /* of a group */
   float weight_offset, divisor, eps;
+  int32_t weight_is_f32, round_xhat, round_rstd;
+  float *rstd_out;
+  int64_t weight_head_bytes, weight_group_bytes;
+  const int64_t *live_rows; /* NULL, or the number of live rows of the caller, of live_most that there are */
+  int64_t live_most, live_factor;
 } rn_cuda_forward;
 
-/* backward.cu: x, dy, dresidual_out, dx of one type, aligned vectors, rstd given or recomputed. */
+/* backward.cu: x, dy, dresidual_out, dx of one type, aligned runs, rstd given or recomputed. Rows and strides fit 32
+ * bits there, so that an address is one instruction. */
+typedef struct rn_cuda_tensor {
+  char *data;
+  int32_t row_bytes, head_bytes;
+} rn_cuda_tensor;
 typedef struct rn_cuda_backward {
+  rn_cuda_tensor x, dy, dresidual_out, dx; /* data NULL = absent */
+  const char *weight;                      /* NULL = ones */
+  const float *rstd;                       /* NULL = from x */
+  float *partial;                          /* the workspace: lines of cols sums. NULL: no dweight */
+  char *dweight;
   const int64_t *live_rows;
+  int64_t live_most, live_factor;
+  int32_t rows; /* tokens * heads */
+  int32_t heads, cols;
+  int32_t lanes;                         /* W(cols) */
+  int32_t chunks, row_lanes, unit_shift; /* C, P and log2 B of rn_chunks_of for all rows */
+  int32_t line_lanes;                    /* row lanes that a block adds before its line goes to partial */
+  int32_t team;                          /* threads of a block that share a row */
+  int32_t stages;                        /* of the ring */
+  int32_t row_blocks, few_each;          /* few rows: blocks that do dx; row lanes of a thread that does dweight */
+  int32_t tree_columns;                  /* columns of a block of rn_backward_tree */
+  int32_t weight_is_f32, dweight_dtype;
+  uint32_t dy_padding;     /* zeros that stand for dy past the last column, of the sign that -0 products need */
+  uint32_t negative_zeros; /* likewise for rows that are not there: -0 of x's type */
+  float weight_offset, divisor, eps;
 } rn_cuda_backward;
 
 /* copy.cu */
