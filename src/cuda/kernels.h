@@ -7,8 +7,8 @@
 /* X(name): the entry point in the image. */
 #define RN_GENERAL_KERNELS(X)                                                                                          \
   X(rn_general_forward)                                                                                                \
-  X(rn_general_quantise) X(rn_general_stats) X(rn_general_row_sums) X(rn_general_dx) X(rn_general_dweight)             \
-      X(rn_general_dweight_sum)
+  X(rn_general_quantise)                                                                                               \
+  X(rn_general_stats) X(rn_general_row_sums) X(rn_general_dx) X(rn_general_dweight) X(rn_general_dweight_sum)
 
 /* forward.cu: X(type, sum, team, loads): the element type of x; what is normalised: x alone, the stored sum, the
  * float32 sum; threads a row (0: the whole block, or all blocks of a cluster); 16-byte steps of eight columns a thread.
