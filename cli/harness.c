@@ -494,15 +494,19 @@ static rmsnorm_status call(rn_harness *h, const char *impl) {
   return h->library->backward(&a, h->stream);
 }
 
-/* The slot that an array of the call lies in: an alias has that of its input. NULL: the call has no such array. */
+/* Outputs may share the slot of an input. */
+static bool is_alias(const rn_harness *h, int t) {
+  return t >= RN_INPUTS && t < RN_WORKSPACE && h->own.alias[t] >= 0;
+}
+
+/* The slot that an array of the call lies in. NULL: the call has no such array. */
 static rn_slot *slot_of(rn_harness *h, int t) {
-  if (!h->bound[t].data) return NULL;
-  return &h->slot[t >= RN_INPUTS && t < RN_WORKSPACE && h->own.alias[t] >= 0 ? h->own.alias[t] : t];
+  return !h->bound[t].data ? NULL : &h->slot[is_alias(h, t) ? h->own.alias[t] : t];
 }
 
 /* Whether the array has a slot of its own, filled and looked at once. */
 static bool has_slot(const rn_harness *h, int t) {
-  return h->bound[t].data && (t < RN_INPUTS || t == RN_WORKSPACE || h->own.alias[t] < 0);
+  return h->bound[t].data && !is_alias(h, t);
 }
 
 static int device_trouble(rn_harness *h) {

@@ -17,7 +17,7 @@ int rn_options(const char *command, int argc, char **argv, const rn_option *tabl
   struct option options[RN_OPTIONS_MOST + 2];
   int count = 0;
   memset(options, 0, sizeof options);
-  for (; table[count].name && count < RN_OPTIONS_MOST; count++) {
+  for (; count < RN_OPTIONS_MOST && table[count].name; count++) {
     options[count].name = table[count].name;
     options[count].has_arg = table[count].wants ? required_argument : no_argument;
     options[count].val = FIRST + count;
