@@ -19,7 +19,7 @@
 static const char *no_cuda(void) {
   return "this build has no CUDA kernels: " RN_NO_CUDA;
 }
-static const rn_impl rn_impl_cuda = {.name = "cuda", .device = RMSNORM_DEVICE_CUDA, .machine_why_not = no_cuda};
+const rn_impl rn_impl_cuda = {.name = "cuda", .device = RMSNORM_DEVICE_CUDA, .machine_why_not = no_cuda};
 #endif
 
 static const rn_impl *const table[] = {
