@@ -64,11 +64,10 @@ struct rn_emulated_kernel {
  * The words, in the order of device.h. */
 #define RN_KERNEL(name, params_type, threads)                   RN_EMULATED_KERNEL(name, params_type, threads)
 #define RN_KERNEL_CAPPED(name, params_type, threads, registers) RN_EMULATED_KERNEL(name, params_type, threads)
-#define RN_KERNEL_CAPPED(name, params_type, threads, registers) RN_EMULATED_KERNEL(name, params_type, threads)
 #define RN_EMULATED_KERNEL(name, params_type, threads)                                                                 \
   static void name(const params_type &p);                                                                              \
   static rn_emulated_kernel rn_emulated_##name(#name, threads, sizeof(params_type),                                    \
-                                               [](const void *params) { name(*(const params_type *)params); });        \
+                                               [](const void *rn_data) { name(*(const params_type *)rn_data); });      \
   static void name([[maybe_unused]] const params_type &p)
 
 #define RN_SHARED(type, name, count)                                                                                   \
@@ -76,6 +75,9 @@ struct rn_emulated_kernel {
   type(&name)[count] = *(type(*)[count])rn_emulated_shared(&rn_site_##name, #name, sizeof(type[count]), alignof(type))
 #define RN_SHARED_REST(name) char *const name = rn_emulated_shared_rest()
 
+RN_DEVICE uint64_t rn_high_product(uint64_t a, uint64_t b) {
+  return (uint64_t)((unsigned __int128)a * b >> 64);
+}
 RN_DEVICE int rn_thread() {
   return rn_emulated_here->thread;
 }
@@ -110,12 +112,24 @@ RN_DEVICE bool rn_any_in_warp(uint32_t lanes, bool is) {
   return rn_emulated_meet(lanes, RN_WORD_ANY, is, 0) != 0;
 }
 
-struct rn_words4 {
-  uint32_t w[4];
+template <int N> struct alignas(4 * N) rn_words {
+  uint32_t w[N];
 };
-struct rn_words2 {
-  uint32_t w[2];
-};
+typedef rn_words<4> rn_words4;
+typedef rn_words<2> rn_words2;
+template <int N> RN_DEVICE rn_words<N> rn_stream_load(const void *at) {
+  rn_words<N> v;
+  rn_emulated_load(at, sizeof v);
+  memcpy(&v, at, sizeof v);
+  return v;
+}
+template <int N> RN_DEVICE rn_words<N> rn_kept_load(const void *at) {
+  return rn_stream_load<N>(at);
+}
+template <int N> RN_DEVICE void rn_stream_store(void *at, rn_words<N> v) {
+  rn_emulated_store(at, sizeof v);
+  memcpy(at, &v, sizeof v);
+}
 RN_DEVICE rn_words4 rn_stream_load16(const void *at) {
   rn_words4 v;
   rn_emulated_load(at, sizeof v);
@@ -134,7 +148,6 @@ RN_DEVICE rn_words4 rn_kept_load16(const void *at) {
 RN_DEVICE rn_words2 rn_kept_load8(const void *at) {
   return rn_stream_load8(at);
 }
-RN_DEVICE void rn_prefetch(const void *) {}
 RN_DEVICE void rn_stream_store16(void *at, rn_words4 v) {
   rn_emulated_store(at, sizeof v);
   memcpy(at, &v, sizeof v);
@@ -173,6 +186,13 @@ void rn_transfer_expect(rn_transfer *t, uint32_t bytes);
 void rn_transfer_arrive(rn_transfer *t);
 void rn_transfer_start(void *shared, const void *global, uint32_t bytes, rn_transfer *t);
 void rn_transfer_wait(rn_transfer *t, uint32_t parity);
+void rn_cluster_send(float *at, int rank, float v, rn_transfer *t);
+RN_DEVICE void rn_cluster_receive(rn_transfer *t, uint32_t parity) {
+  rn_transfer_wait(t, parity);
+}
+RN_DEVICE void rn_cluster_arrive_relaxed() {
+  rn_cluster_arrive();
+}
 
 void rn_wait_for_previous();
 RN_DEVICE void rn_let_next_start() {}

@@ -359,6 +359,10 @@ const char *rn_emulate(const rn_emulated_kernel *kernel, const void *params, uin
   if (!now.failed && !now.somebody_waited) fail_outside("no thread has called rn_wait_for_previous");
   if (!now.failed)
     if (const char *damage = rn_emulated_damage()) fail_outside(damage);
+  if (now.failed) { /* what it damaged before it stopped is not the next launch's doing */
+    if (was_shut) rn_emulated_open();
+    while (rn_emulated_damage()) continue;
+  }
   if (was_shut) rn_emulated_shut();
   if (now.failed) {
     rn_coroutine_forget();

@@ -141,7 +141,7 @@ void rn_cluster_wait() {
 }
 
 /* The place in the shared memory of the block `rank` that `at` is in one's own. */
-static char *in_peer(const float *at, int rank) {
+template <class V> static char *in_peer(const V *at, int rank) {
   const cuda_thread &t = self();
   if (!in_shared(*t.home, at, sizeof *at) || (uintptr_t)at % sizeof *at)
     fault("looks at %p of another block: that is no place in shared memory", (const void *)at);
@@ -182,10 +182,14 @@ uint64_t pack(const state &s) {
          (uint32_t)s.bytes;
 }
 
-state open_word(const rn_transfer *t) {
-  if (!in_shared(*self().home, t, sizeof *t)) fault("uses a transfer at %p, outside of shared memory", (const void *)t);
+state open_word_of_any(const rn_transfer *t) {
   if (*t >> 56 != mark) fault("uses a transfer that was not made by rn_transfer_init");
   return {(int)(*t >> 42 & 1023), (int)(*t >> 32 & 1023), (uint32_t)(*t >> 52 & 1), (int32_t)*t};
+}
+
+state open_word(const rn_transfer *t) {
+  if (!in_shared(*self().home, t, sizeof *t)) fault("uses a transfer at %p, outside of shared memory", (const void *)t);
+  return open_word_of_any(t);
 }
 
 void wake_waiting(const rn_transfer *t) {
@@ -258,6 +262,14 @@ void rn_transfer_start(void *shared, const void *global, uint32_t bytes, rn_tran
   memset(shared, 0xff, bytes);
   now.copies.push_back({(char *)shared, (const char *)global, bytes, t});
   wake_waiting(t);
+}
+
+void rn_cluster_send(float *at, int rank, float v, rn_transfer *t) {
+  memcpy(in_peer(at, rank), &v, sizeof v);
+  rn_transfer *const there = (rn_transfer *)in_peer(t, rank);
+  state s = open_word_of_any(there);
+  s.bytes -= (int32_t)sizeof v;
+  store_word(there, s);
 }
 
 void rn_transfer_wait(rn_transfer *t, uint32_t parity) {

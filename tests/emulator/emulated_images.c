@@ -1,0 +1,8 @@
+/* emulated_images.c - stands in for src/cuda/images.c where the driver is the emulated one: it has the kernels itself,
+ * so an image is no more than a name.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "cuda/driver.h"
+
+#define IMAGE(family) [RN_FAMILY_##family] = #family,
+const void *const rn_cuda_images[RN_CUDA_FAMILY_COUNT] = {RN_CUDA_FAMILIES(IMAGE)};
