@@ -27,12 +27,13 @@ static rmsnorm_status run(const rn_problem *p, void *stream) {
   if (status != RMSNORM_OK) return status;
   const char *reason = plan_of(p, &place, &plan);
   if (reason != NULL) return rn_error(RMSNORM_ERROR_UNSUPPORTED, "\"cuda\": %s", reason);
-  /* Kernels of one plan always depend on each other: the next one may start early, and waits before it reads. Graphs
-   * hold such launches from 12.3 on. */
+  /* Graphs hold kernels that start early, one after the other, from 12.3 on; what the caller wishes, the caller gets.
+   */
   const bool can_depend = place.facts.major >= 9, inside = can_depend && rn_driver_get()->version >= 12030;
-  for (int i = 0; i < plan.steps && status == RMSNORM_OK; i++)
-    status = rn_loader_launch(&plan.step[i], &place, i == 0 ? can_depend && p->launch.dependent != 0 : inside,
-                              &plan.params, stream);
+  for (int i = 0; i < plan.steps && status == RMSNORM_OK; i++) {
+    const bool dependent = i == 0 ? can_depend && p->launch.dependent != 0 : inside && plan.step[i].dependent != 0;
+    status = rn_loader_launch(&plan.step[i], &place, dependent, &plan.params, stream);
+  }
   return status;
 }
 

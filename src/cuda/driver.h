@@ -97,8 +97,8 @@ rmsnorm_status rn_loader_launch(const rn_cuda_step *step, const rn_place *place,
 /* Every kernel of the build, ready in the current context. */
 rmsnorm_status rn_loader_preload(void);
 
-/* images.c: one image a family, NULL where the family is not in this build, and behind the last. */
-extern const void *const rn_cuda_images[RN_CUDA_FAMILY_COUNT + 1];
+/* images.c: one image a family, NULL where the family is not in this build */
+extern const void *const rn_cuda_images[RN_CUDA_FAMILY_COUNT];
 uint32_t rn_cuda_families(void); /* as rn_cuda_device.families */
 
 #endif /* RN_CUDA_DRIVER_H */

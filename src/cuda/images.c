@@ -20,4 +20,4 @@
 RN_BUILT_FAMILIES(EMBED)
 
 #define ROW(family) [RN_FAMILY_##family] = rn_cuda_image_##family,
-const void *const rn_cuda_images[RN_CUDA_FAMILY_COUNT + 1] = {RN_BUILT_FAMILIES(ROW)[RN_CUDA_FAMILY_COUNT] = NULL};
+const void *const rn_cuda_images[RN_CUDA_FAMILY_COUNT] = {RN_BUILT_FAMILIES(ROW)};

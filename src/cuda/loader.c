@@ -12,14 +12,9 @@ static const struct {
   const char *name;
   int family;
 } list[RN_CUDA_KERNELS] = {
-#define GENERAL(name)  [RN_KERNEL_##name] = {#name, RN_FAMILY_general},
-#define BACKWARD(name) [RN_KERNEL_##name] = {#name, RN_FAMILY_backward},
-#define TEXT_OF(name)  #name
-#define TEXT(name)     TEXT_OF(name)
-#define FORWARD(type, sum, team, loads)                                                                                \
-  [RN_KERNEL_rn_forward_##type##_##sum##_##team##_##                                                                   \
-      loads] = {TEXT(RN_FORWARD_NAME(type, sum, team, loads)), RN_FAMILY_forward},
-    RN_GENERAL_KERNELS(GENERAL) RN_FORWARD_INSTANCES(FORWARD) RN_BACKWARD_KERNELS(BACKWARD)};
+#define TEXT_OF(name)           #name
+#define RN_LISTED(family, name) {TEXT_OF(name), RN_FAMILY_##family},
+    RN_CUDA_LIST};
 
 #define FAMILY_NAME(family) #family,
 static const char *const family_names[RN_CUDA_FAMILY_COUNT] = {RN_CUDA_FAMILIES(FAMILY_NAME)};

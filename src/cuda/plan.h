@@ -27,6 +27,7 @@ typedef struct rn_cuda_options {
 typedef struct rn_cuda_step {
   int32_t kernel; /* enum rn_cuda_kernel */
   uint32_t blocks, threads, cluster, shared;
+  uint32_t dependent; /* bool: may be started while the step before it runs, for which it waits itself */
 } rn_cuda_step;
 
 enum { RN_CUDA_STEPS = 4 };

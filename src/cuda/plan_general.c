@@ -61,19 +61,21 @@ static void add_rows(rn_cuda_plan *plan, int32_t kernel, int64_t units, const rn
                      const rn_cuda_device *device) {
   const uint32_t lanes = (uint32_t)plan->params.call.lanes;
   rn_cuda_step *step = &plan->step[plan->steps++];
-  *step = (rn_cuda_step){kernel, 1, 256, 1, 0};
+  *step = (rn_cuda_step){kernel, 1, 256, 1, 0, 1};
   if (lanes <= RN_GENERAL_WARP_LANES) {
     step->blocks = blocks_for(units, step->threads / warp_threads, options);
   } else {
     /* Each thread takes a few lanes of a row, so that several rows keep a multiprocessor busy; when there are not that
      * many rows, more threads finish the row sooner. */
     const uint32_t each = units >= 4 * (int64_t)device->multiprocessors ? 4 : 1;
+    const bool light = kernel == RN_KERNEL_rn_general_forward || kernel == RN_KERNEL_rn_general_stats;
+    const uint32_t most = light ? RN_GENERAL_THREADS : RN_GENERAL_HEAVY;
     step->threads = lanes / each;
-    if (step->threads > RN_GENERAL_THREADS) step->threads = RN_GENERAL_THREADS;
+    if (step->threads > most) step->threads = most;
     if (step->threads < 128) step->threads = 128;
     step->blocks = blocks_for(units, 1, options);
-    step->shared = (lanes / 32 + lanes / 1024 + 32) * (uint32_t)sizeof(float);
   }
+  step->shared = (uint32_t)plan->params.call.slots * (uint32_t)sizeof(float);
   if (kernel == RN_KERNEL_rn_general_quantise) {
     const uint32_t crews = lanes <= RN_GENERAL_WARP_LANES ? step->threads / warp_threads : 1;
     step->shared += crews * 2 * RN_GENERAL_WINDOW * (uint32_t)sizeof(float);
@@ -84,7 +86,7 @@ static void add_dweight(rn_cuda_plan *plan, const rn_cuda_options *options) {
   const rn_problem *p = &plan->params.call.p;
   const int64_t tiles = (p->dweight_cols + 31) / 32, chunks = plan->params.call.chunks.C;
   rn_cuda_step *step = &plan->step[plan->steps++];
-  *step = (rn_cuda_step){RN_KERNEL_rn_general_dweight, 1, 256, 1, 0};
+  *step = (rn_cuda_step){RN_KERNEL_rn_general_dweight, 1, 256, 1, 0, 1};
   step->blocks = blocks_for(p->dweight_vectors * chunks * tiles, step->threads / warp_threads, options);
 }
 
@@ -95,7 +97,7 @@ static void add_dweight_sum(rn_cuda_plan *plan, const rn_cuda_options *options) 
   int32_t slices = 1;
   while (slices < 128 && slices * 16 < call->chunks.C) slices *= 2;
   call->slices = slices;
-  *step = (rn_cuda_step){RN_KERNEL_rn_general_dweight_sum, 1, slices > 32 ? 8 * (uint32_t)slices : 256, 1, 0};
+  *step = (rn_cuda_step){RN_KERNEL_rn_general_dweight_sum, 1, slices > 32 ? 8 * (uint32_t)slices : 256, 1, 0, 1};
   const int64_t columns = step->threads / (uint32_t)slices;
   step->blocks = blocks_for(call->p.dweight_vectors * ((call->p.dweight_cols + columns - 1) / columns), 1, options);
 }
@@ -112,6 +114,8 @@ const char *rn_cuda_plan_general(const rn_problem *p, const rn_cuda_options *opt
   call->live_factor = p->live_factor;
   call->types = types_of(p);
   call->lanes = (int32_t)rn_lanes(p->group_cols);
+  /* A warp's sum each, and two levels of the tree above them. */
+  call->slots = call->lanes <= RN_GENERAL_WARP_LANES ? 0 : call->lanes / 32 + call->lanes / 1024 + 32;
   call->slices = 1;
   call->partials = 0;
   if (p->op == RMSNORM_OP_STATS) {
