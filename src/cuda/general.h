@@ -22,27 +22,23 @@ RN_DEVICE int rn_type(uint32_t types, int place) {
   return (int)(types >> place & 3);
 }
 
+/* What a branch may leave unset is set to 0 before it: otherwise it would stay in registers from the start of the
+ * kernel on, as something that has a value there. */
 struct rn_raw4 {
-  uint32_t w[RN_FOUR];
+  uint32_t w[RN_FOUR] = {0, 0, 0, 0};
 };
-struct rn_span {
+struct rn_strip {
   int step, left;
 };
 /* Of elements of `type` whose column 0 is at `data`, from column `first` on. */
-RN_DEVICE rn_raw4 rn_fetch(int type, const char *data, int first, rn_span span) {
+RN_DEVICE rn_raw4 rn_fetch(int type, const char *data, int first, rn_strip strip) {
   rn_raw4 raw;
   if (type == RMSNORM_DTYPE_F32) {
     const uint32_t *at = (const uint32_t *)data + first;
-    RN_UNROLL for (int j = 0; j < RN_FOUR; j++) {
-      raw.w[j] = 0;
-      if (j * span.step < span.left) raw.w[j] = at[j * span.step];
-    }
+    RN_UNROLL for (int j = 0; j < RN_FOUR; j++) if (j * strip.step < strip.left) raw.w[j] = at[j * strip.step];
   } else {
     const uint16_t *at = (const uint16_t *)data + first;
-    RN_UNROLL for (int j = 0; j < RN_FOUR; j++) {
-      raw.w[j] = 0;
-      if (j * span.step < span.left) raw.w[j] = at[j * span.step];
-    }
+    RN_UNROLL for (int j = 0; j < RN_FOUR; j++) if (j * strip.step < strip.left) raw.w[j] = at[j * strip.step];
   }
   return raw;
 }
@@ -63,15 +59,15 @@ RN_DEVICE void rn_round4(int dtype, float (&v)[RN_FOUR]) {
     RN_UNROLL for (int j = 0; j < RN_FOUR; j++) v[j] = rn_from_bits(rn_pack_bf16(v[j], 0) << 16);
   }
 }
-RN_DEVICE void rn_put(int type, char *data, int first, rn_span span, const float (&v)[RN_FOUR]) {
+RN_DEVICE void rn_put(int type, char *data, int first, rn_strip strip, const float (&v)[RN_FOUR]) {
   if (type == RMSNORM_DTYPE_F32) {
     float *at = (float *)data + first;
-    RN_UNROLL for (int j = 0; j < RN_FOUR; j++) if (j * span.step < span.left) at[j * span.step] = v[j];
+    RN_UNROLL for (int j = 0; j < RN_FOUR; j++) if (j * strip.step < strip.left) at[j * strip.step] = v[j];
   } else {
     uint16_t *at = (uint16_t *)data + first;
     RN_UNROLL for (int j = 0; j < RN_FOUR; j++) {
       const uint32_t word = type == RMSNORM_DTYPE_F16 ? rn_pack_f16(v[j], 0) : rn_pack_bf16(v[j], 0);
-      if (j * span.step < span.left) at[j * span.step] = (uint16_t)word;
+      if (j * strip.step < strip.left) at[j * strip.step] = (uint16_t)word;
     }
   }
 }
@@ -79,7 +75,7 @@ RN_DEVICE void rn_put(int type, char *data, int first, rn_span span, const float
 struct rn_four {
   float v[RN_FOUR];
 };
-RN_SELDOM rn_four rn_act_of(int kind, rn_four z) {
+RN_DEVICE rn_four rn_act_of(int kind, rn_four z) {
   RN_UNROLL for (int j = 0; j < RN_FOUR; j++) z.v[j] = rn_act(kind, z.v[j]);
   return z;
 }
@@ -89,20 +85,35 @@ RN_DEVICE void rn_act4(int kind, float (&z)[RN_FOUR]) {
 }
 
 /* ------------------------------------------------------------------------------------------------------------------
- * The threads of a row: a warp, or the whole block. */
+ * The threads of a row: a warp, or the whole block, whose shared memory then starts with W / 32 and W / 1024 slots. */
 struct rn_crew {
   int thread, threads;
-  int lane, warp, warps;
-  int index, count; /* which crew of the block, of how many */
-  float *slots;     /* of the block's crew: W / 32 and W / 1024 floats */
 };
-RN_DEVICE rn_crew rn_crew_of(int lanes, float *slots) {
-  const int lane = rn_thread() & 31, warp = rn_thread() >> 5, warps = rn_threads_of_block() >> 5;
-  if (lanes <= RN_GENERAL_WARP_LANES) return {lane, 32, lane, 0, 1, warp, warps, slots};
-  return {rn_thread(), rn_threads_of_block(), lane, warp, warps, 0, 1, slots};
+RN_DEVICE rn_crew rn_crew_of(int lanes) {
+  if (lanes <= RN_GENERAL_WARP_LANES) return {rn_thread() & 31, 32};
+  return {rn_thread(), rn_threads_of_block()};
 }
-RN_DEVICE void rn_crew_barrier(const rn_crew &crew) {
-  if (crew.warps == 1)
+RN_DEVICE bool rn_is_warp(rn_crew crew) {
+  return crew.threads == 32;
+}
+RN_DEVICE int rn_lane_in(rn_crew crew) {
+  return crew.thread & 31;
+}
+RN_DEVICE int rn_warp_in(rn_crew crew) {
+  return crew.thread >> 5;
+}
+RN_DEVICE int rn_warps_of(rn_crew crew) {
+  return crew.threads >> 5;
+}
+/* Which crew of the block this is, of how many. */
+RN_DEVICE int rn_crew_index(rn_crew crew) {
+  return rn_is_warp(crew) ? rn_thread() >> 5 : 0;
+}
+RN_DEVICE int rn_crews(rn_crew crew) {
+  return rn_is_warp(crew) ? rn_threads_of_block() >> 5 : 1;
+}
+RN_DEVICE void rn_crew_barrier(rn_crew crew) {
+  if (rn_is_warp(crew))
     rn_warp_barrier(RN_ALL_LANES);
   else
     rn_barrier();
@@ -119,49 +130,54 @@ template <class OP> RN_DEVICE float rn_whole_warp_tree(float v) {
 }
 
 /* One for the crew from one value of each of its threads, in any order: for maxima only. */
-template <class OP> RN_DEVICE float rn_crew_greatest(const rn_crew &crew, float v) {
+template <class OP> RN_DEVICE float rn_crew_greatest(rn_crew crew, float v) {
+  RN_SHARED_REST(rest);
+  float *const slots = (float *)rest;
   v = rn_whole_warp_tree<OP>(v);
-  if (crew.warps == 1) return v;
+  if (rn_is_warp(crew)) return v;
   rn_barrier();
-  if (crew.lane == 0) crew.slots[crew.warp] = v;
+  if (rn_lane_in(crew) == 0) slots[rn_warp_in(crew)] = v;
   rn_barrier();
-  return rn_whole_warp_tree<OP>(crew.slots[crew.lane & (crew.warps - 1)]);
+  return rn_whole_warp_tree<OP>(slots[rn_lane_in(crew) & (rn_warps_of(crew) - 1)]);
 }
 
-/* The sum over a row in the canonical order, for every thread of the crew. read(first, span, a, b): the factors of the
+/* The sum over a row in the canonical order, for every thread of the crew. read(first, strip, a, b): the factors of the
  * elements first, first + step, ... */
-template <class READ> RN_DEVICE float rn_canonical_sum(const rn_crew &crew, int n, int lanes, READ read) {
+template <class READ> RN_DEVICE float rn_canonical_sum(rn_crew crew, int n, int lanes, READ read) {
+  RN_SHARED_REST(rest);
+  float *const slots = (float *)rest;
+  const int lane = rn_lane_in(crew);
   float kept = 0;
-  if (crew.warps > 1) rn_barrier(); /* the slots may still be read */
-  RN_NO_UNROLL for (int lane0 = 0, k = 0; lane0 < lanes; lane0 += crew.threads, k++) {
+  if (!rn_is_warp(crew)) rn_barrier(); /* the slots may still be read */
+  RN_NO_UNROLL for (int lane0 = 0; lane0 < lanes; lane0 += crew.threads) {
     float sum = 0;
     RN_NO_UNROLL for (int first = lane0 + crew.thread; first < n; first += RN_FOUR * lanes) {
-      const rn_span span = {lanes, n - first};
+      const rn_strip strip = {lanes, n - first};
       float a[RN_FOUR], b[RN_FOUR];
-      read(first, span, a, b);
-      RN_UNROLL for (int j = 0; j < RN_FOUR; j++) if (j * span.step < span.left) sum = fmaf(a[j], b[j], sum);
+      read(first, strip, a, b);
+      RN_UNROLL for (int j = 0; j < RN_FOUR; j++) if (j * strip.step < strip.left) sum = fmaf(a[j], b[j], sum);
     }
     sum = rn_whole_warp_tree<rn_add>(sum);
-    if (crew.warps == 1)
-      kept = (crew.lane & (lanes / 32 - 1)) == k ? sum : kept;
-    else if (crew.lane == 0)
-      crew.slots[k * crew.warps + crew.warp] = sum;
+    if (rn_is_warp(crew))
+      kept = (lane & (lanes / 32 - 1)) == lane0 / 32 ? sum : kept;
+    else if (lane == 0)
+      slots[(lane0 + crew.thread) / 32] = sum;
   }
   int values = lanes / 32;
-  if (crew.warps == 1) return rn_warp_tree<rn_add>(kept, values);
-  float *from = crew.slots;
+  if (rn_is_warp(crew)) return rn_warp_tree<rn_add>(kept, values);
+  int from = 0;
   rn_barrier();
   while (values > 32) {
-    float *to = from + values;
+    const int to = from + values;
     values /= 32;
-    for (int i = crew.warp; i < values; i += crew.warps) {
-      const float sum = rn_whole_warp_tree<rn_add>(from[32 * i + crew.lane]);
-      if (crew.lane == 0) to[i] = sum;
+    for (int i = rn_warp_in(crew); i < values; i += rn_warps_of(crew)) {
+      const float sum = rn_whole_warp_tree<rn_add>(slots[from + 32 * i + lane]);
+      if (lane == 0) slots[to + i] = sum;
     }
     from = to;
     rn_barrier();
   }
-  return rn_warp_tree<rn_add>(from[crew.lane & (values - 1)], values);
+  return rn_warp_tree<rn_add>(slots[from + (lane & (values - 1))], values);
 }
 
 /* ------------------------------------------------------------------------------------------------------------------
@@ -193,12 +209,12 @@ RN_DEVICE rn_line rn_line_at(const rn_problem &p, rn_line_place at, int64_t grou
 struct rn_element4 {
   rn_raw4 x, residual, gate;
 };
-RN_DEVICE rn_element4 rn_fetch_element(uint32_t types, const rn_line &line, int first, rn_span span, bool with_gate) {
+RN_DEVICE rn_element4 rn_fetch_element(uint32_t types, const rn_line &line, int first, rn_strip strip, bool with_gate) {
   const int residual = rn_type(types, RN_TYPE_RESIDUAL);
   rn_element4 e;
-  e.x = rn_fetch(rn_type(types, RN_TYPE_X), line.x, first, span);
-  if (residual) e.residual = rn_fetch(residual, line.residual, first, span);
-  if (with_gate) e.gate = rn_fetch(rn_type(types, RN_TYPE_GATE), line.gate, first, span);
+  e.x = rn_fetch(rn_type(types, RN_TYPE_X), line.x, first, strip);
+  if (residual) e.residual = rn_fetch(residual, line.residual, first, strip);
+  if (with_gate) e.gate = rn_fetch(rn_type(types, RN_TYPE_GATE), line.gate, first, strip);
   return e;
 }
 /* s: x, or the sum, not rounded yet. */
@@ -216,9 +232,9 @@ RN_DEVICE void rn_act_of_gate(uint32_t types, const rn_element4 &e, float (&act)
   rn_act4(rn_type(types, RN_TYPE_GATE_KIND), act);
 }
 /* u: what is normalised. */
-RN_DEVICE void rn_load_u(uint32_t types, const rn_line &line, int first, rn_span span, float (&u)[RN_FOUR]) {
+RN_DEVICE void rn_load_u(uint32_t types, const rn_line &line, int first, rn_strip strip, float (&u)[RN_FOUR]) {
   const bool before = rn_type(types, RN_TYPE_GATE_BEFORE);
-  const rn_element4 e = rn_fetch_element(types, line, first, span, before);
+  const rn_element4 e = rn_fetch_element(types, line, first, strip, before);
   rn_sum_of(types, e, u);
   rn_round4(rn_type(types, RN_TYPE_ROUND_SUM), u);
   if (before) {
@@ -231,24 +247,23 @@ RN_DEVICE void rn_load_u(uint32_t types, const rn_line &line, int first, rn_span
 /* ------------------------------------------------------------------------------------------------------------------
  * [1.2 to 1.4] */
 /* Of the n columns that start at `column` of the line. */
-RN_DEVICE float rn_sum_squares(const rn_cuda_call &c, const rn_crew &crew, const rn_line &line, int column,
-                               float factor) {
+RN_DEVICE float rn_sum_squares(const rn_cuda_call &c, rn_crew crew, const rn_line &line, int column, float factor) {
   return rn_canonical_sum(crew, (int)c.p.group_cols, c.lanes,
-                          [&](int first, rn_span span, float(&a)[RN_FOUR], float(&b)[RN_FOUR]) {
-                            rn_load_u(c.types, line, column + first, span, a);
+                          [&](int first, rn_strip strip, float(&a)[RN_FOUR], float(&b)[RN_FOUR]) {
+                            rn_load_u(c.types, line, column + first, strip, a);
                             RN_UNROLL for (int j = 0; j < RN_FOUR; j++) a[j] = b[j] = a[j] * factor;
                           });
 }
 
 /* The greatest |u|, NaN above infinity. */
-RN_DEVICE float rn_greatest_u(const rn_cuda_call &c, const rn_crew &crew, const rn_line &line, int column) {
+RN_DEVICE float rn_greatest_u(const rn_cuda_call &c, rn_crew crew, const rn_line &line, int column) {
   const int n = (int)c.p.group_cols;
   float greatest = 0;
   RN_NO_UNROLL for (int i = crew.thread; i < n; i += RN_FOUR * crew.threads) {
-    const rn_span span = {crew.threads, n - i};
+    const rn_strip strip = {crew.threads, n - i};
     float u[RN_FOUR];
-    rn_load_u(c.types, line, column + i, span, u);
-    RN_UNROLL for (int j = 0; j < RN_FOUR; j++) if (j * span.step < span.left) greatest =
+    rn_load_u(c.types, line, column + i, strip, u);
+    RN_UNROLL for (int j = 0; j < RN_FOUR; j++) if (j * strip.step < strip.left) greatest =
         rn_greater::of(greatest, rn_abs(u[j]));
   }
   return rn_crew_greatest<rn_greater>(crew, greatest);
@@ -260,8 +275,8 @@ RN_DEVICE rn_row_stat rn_plain_stat(int32_t round_rstd, float rstd) {
 }
 
 /* row: (token, head, group) as one number. */
-RN_DEVICE rn_row_stat rn_stat_of(const rn_cuda_call &c, const rn_crew &crew, const rn_line &line, int column,
-                                 int64_t row, int32_t round_rstd) {
+RN_DEVICE rn_row_stat rn_stat_of(const rn_cuda_call &c, rn_crew crew, const rn_line &line, int column, int64_t row,
+                                 int32_t round_rstd) {
   const float divisor = (float)c.p.divisor, eps = (float)c.p.eps;
   if (c.p.sumsq_in) {
     const float v = c.p.sumsq_in[row] / divisor + eps;
@@ -292,7 +307,8 @@ enum { RN_TILE = 32 * RN_FOUR };
 
 /* One (token, head, group) after the other, dealt to the crews of all blocks. */
 #define RN_EACH_UNIT(unit, crew, units)                                                                                \
-  for (int64_t unit = rn_block() * crew.count + crew.index; unit < (units); unit += rn_blocks() * crew.count)
+  for (int64_t unit = rn_block() * rn_crews(crew) + rn_crew_index(crew); unit < (units);                               \
+       unit += rn_blocks() * rn_crews(crew))
 
 /* How many of p.rows there are. */
 RN_DEVICE int64_t rn_rows_of(const rn_cuda_call &c) {

@@ -11,20 +11,20 @@
 
 #include "general.h"
 
-/* Four elements, prepared. Without a weight w is not set, without a gate z and act are not. */
+/* Four elements, prepared. Without a weight w is 0, without a gate z and act are. */
 struct rn_gradient4 {
-  float h[RN_FOUR], z[RN_FOUR], act[RN_FOUR], dy[RN_FOUR], w[RN_FOUR];
-  float xhat[RN_FOUR], g[RN_FOUR], t[RN_FOUR];
+  float h[RN_FOUR], dy[RN_FOUR], xhat[RN_FOUR], g[RN_FOUR], t[RN_FOUR];
+  float z[RN_FOUR] = {0, 0, 0, 0}, act[RN_FOUR] = {0, 0, 0, 0}, w[RN_FOUR] = {0, 0, 0, 0};
 };
 RN_DEVICE void rn_load_gradient(const rn_cuda_call &c, const rn_line &line, const char *dy, float power, float r,
-                                int first, rn_span span, rn_gradient4 &d) {
+                                int first, rn_strip strip, rn_gradient4 &d) {
   const uint32_t types = c.types;
   const int gate = rn_type(types, RN_TYPE_GATE), weight = rn_type(types, RN_TYPE_WEIGHT);
   const bool before = rn_type(types, RN_TYPE_GATE_BEFORE);
   rn_raw4 raw_weight;
-  const rn_element4 e = rn_fetch_element(types, line, first, span, gate);
-  const rn_raw4 raw_dy = rn_fetch(rn_type(types, RN_TYPE_DY), dy, first, span);
-  if (weight) raw_weight = rn_fetch(weight, line.weight, first, span);
+  const rn_element4 e = rn_fetch_element(types, line, first, strip, gate);
+  const rn_raw4 raw_dy = rn_fetch(rn_type(types, RN_TYPE_DY), dy, first, strip);
+  if (weight) raw_weight = rn_fetch(weight, line.weight, first, strip);
   rn_sum_of(types, e, d.h);
   rn_round4(rn_type(types, RN_TYPE_ROUND_SUM), d.h);
   rn_widen(rn_type(types, RN_TYPE_DY), raw_dy, d.dy);
@@ -43,7 +43,7 @@ RN_DEVICE void rn_load_gradient(const rn_cuda_call &c, const rn_line &line, cons
 }
 
 /* A saved rstd saves the pass over x, where it can: ordinary rows, not rounded. `row`: (token, head, group). */
-RN_DEVICE rn_row_stat rn_backward_stat(const rn_cuda_call &c, const rn_crew &crew, const rn_line &line, int64_t row) {
+RN_DEVICE rn_row_stat rn_backward_stat(const rn_cuda_call &c, rn_crew crew, const rn_line &line, int64_t row) {
   if (c.p.rstd_in && c.p.round_rstd == RMSNORM_DTYPE_F32) {
     const float rstd = ((const float *)c.p.rstd_in)[row];
     if (rstd >= RN_RSTD_MIN && rstd <= RN_RSTD_MAX) return {1, rstd, rstd};
@@ -57,15 +57,15 @@ RN_DEVICE bool rn_wants_du(uint32_t types) {
 }
 
 /* Statistic and dot of a row; dot_out is written. */
-RN_DEVICE rn_row_sums rn_row_sums_of(const rn_cuda_call &c, const rn_crew &crew, const rn_line &line, const char *dy,
+RN_DEVICE rn_row_sums rn_row_sums_of(const rn_cuda_call &c, rn_crew crew, const rn_line &line, const char *dy,
                                      int64_t row) {
   const rn_row_stat stat = rn_backward_stat(c, crew, line, row);
   rn_row_sums sums = {stat.power, stat.r, 0};
   if (c.p.dot_out || (rn_wants_du(c.types) && !c.p.dot_in)) {
     sums.dot = rn_canonical_sum(crew, (int)c.p.group_cols, c.lanes,
-                                [&](int first, rn_span span, float(&t)[RN_FOUR], float(&xhat)[RN_FOUR]) {
+                                [&](int first, rn_strip strip, float(&t)[RN_FOUR], float(&xhat)[RN_FOUR]) {
                                   rn_gradient4 d;
-                                  rn_load_gradient(c, line, dy, stat.power, stat.r, first, span, d);
+                                  rn_load_gradient(c, line, dy, stat.power, stat.r, first, strip, d);
                                   RN_UNROLL for (int j = 0; j < RN_FOUR; j++) t[j] = d.t[j], xhat[j] = d.xhat[j];
                                 });
     if (c.p.dot_out && crew.thread == 0) c.p.dot_out[row] = sums.dot;
@@ -74,11 +74,10 @@ RN_DEVICE rn_row_sums rn_row_sums_of(const rn_cuda_call &c, const rn_crew &crew,
   return sums;
 }
 
-RN_KERNEL(rn_general_row_sums, rn_cuda_call, RN_GENERAL_THREADS) {
-  RN_SHARED_REST(shared);
+RN_KERNEL_CAPPED(rn_general_row_sums, rn_cuda_call, RN_GENERAL_BOUND, RN_GENERAL_REGISTERS) {
   rn_let_next_start();
   rn_wait_for_previous();
-  const rn_crew crew = rn_crew_of(p.lanes, (float *)shared);
+  const rn_crew crew = rn_crew_of(p.lanes);
   const int64_t units = rn_rows_of(p) * p.p.heads * p.p.groups;
   RN_EACH_UNIT(unit, crew, units) {
     const int64_t row = unit / p.p.groups, group = unit - row * p.p.groups;
@@ -91,7 +90,7 @@ RN_KERNEL(rn_general_row_sums, rn_cuda_call, RN_GENERAL_THREADS) {
 /* ------------------------------------------------------------------------------------------------------------------
  * dx, dresidual, dgate. */
 
-RN_DEVICE void rn_dx_unit(const rn_cuda_call &c, const rn_crew &crew, int64_t unit) {
+RN_DEVICE void rn_dx_unit(const rn_cuda_call &c, rn_crew crew, int64_t unit) {
   const rn_problem &p = c.p;
   const uint32_t types = c.types;
   const int n = (int)p.group_cols, incoming_type = rn_type(types, RN_TYPE_DRESIDUAL_OUT);
@@ -112,14 +111,14 @@ RN_DEVICE void rn_dx_unit(const rn_cuda_call &c, const rn_crew &crew, int64_t un
   if (!dx_type && !dresidual_type && !dgate_type) return; /* dot_out alone */
 
   rn_crew_barrier(crew); /* everything of the row has been read */
-  RN_NO_UNROLL for (int tile = crew.warp * RN_TILE; tile < n; tile += crew.warps * RN_TILE) {
-    const int first = tile + crew.lane;
-    const rn_span span = {32, n - first};
+  RN_NO_UNROLL for (int tile = rn_warp_in(crew) * RN_TILE; tile < n; tile += rn_warps_of(crew) * RN_TILE) {
+    const int first = tile + rn_lane_in(crew);
+    const rn_strip strip = {32, n - first};
     rn_gradient4 d;
     rn_raw4 raw_incoming;
     float dh[RN_FOUR], dz[RN_FOUR];
-    if (incoming_type) raw_incoming = rn_fetch(incoming_type, incoming, first, span);
-    rn_load_gradient(c, line, dy, sums.power, sums.r, first, span, d);
+    if (incoming_type) raw_incoming = rn_fetch(incoming_type, incoming, first, strip);
+    rn_load_gradient(c, line, dy, sums.power, sums.r, first, strip, d);
     RN_UNROLL for (int j = 0; j < RN_FOUR; j++) {
       const float k = fmaf(-d.xhat[j], by_dot, d.t[j]), du = (sums.r * k) * sums.power;
       dz[j] = before ? du * d.h[j] : d.dy[j] * (weight ? d.xhat[j] * d.w[j] : d.xhat[j]);
@@ -130,20 +129,19 @@ RN_DEVICE void rn_dx_unit(const rn_cuda_call &c, const rn_crew &crew, int64_t un
       rn_widen(incoming_type, raw_incoming, more);
       RN_UNROLL for (int j = 0; j < RN_FOUR; j++) dh[j] = dh[j] + more[j];
     }
-    if (dx_type) rn_put(dx_type, dx, first, span, dh);
-    if (dresidual_type) rn_put(dresidual_type, dresidual, first, span, dh);
+    if (dx_type) rn_put(dx_type, dx, first, strip, dh);
+    if (dresidual_type) rn_put(dresidual_type, dresidual, first, strip, dh);
     if (gate && dgate_type) {
       RN_UNROLL for (int j = 0; j < RN_FOUR; j++) dz[j] = dz[j] * rn_dact(kind, d.z[j]);
-      rn_put(dgate_type, dgate, first, span, dz);
+      rn_put(dgate_type, dgate, first, strip, dz);
     }
   }
 }
 
-RN_KERNEL(rn_general_dx, rn_cuda_call, RN_GENERAL_THREADS) {
-  RN_SHARED_REST(shared);
+RN_KERNEL_CAPPED(rn_general_dx, rn_cuda_call, RN_GENERAL_BOUND, RN_GENERAL_REGISTERS) {
   rn_let_next_start();
   rn_wait_for_previous();
-  const rn_crew crew = rn_crew_of(p.lanes, (float *)shared);
+  const rn_crew crew = rn_crew_of(p.lanes);
   const int64_t units = rn_rows_of(p) * p.p.heads * p.p.groups;
   RN_EACH_UNIT(unit, crew, units) rn_dx_unit(p, crew, unit);
 }
@@ -164,7 +162,7 @@ RN_DEVICE void rn_load_members(const rn_cuda_call &c, int64_t vector, int column
   rn_raw4 raw_dy;
   float power[RN_FOUR], r[RN_FOUR], act[RN_FOUR];
   RN_UNROLL for (int j = 0; j < RN_FOUR; j++) {
-    e.x.w[j] = e.residual.w[j] = e.gate.w[j] = raw_dy.w[j] = 0, power[j] = r[j] = 0;
+    power[j] = r[j] = 0;
     if (!is[j]) continue;
     int64_t row = member[j], group = own_group;
     if (shared) row = member[j] / p.groups, group = member[j] - row * p.groups;
@@ -175,7 +173,7 @@ RN_DEVICE void rn_load_members(const rn_cuda_call &c, int64_t vector, int column
       at.token = row / p.heads, at.head = row % p.heads;
     }
     const rn_row_sums *sums = (const rn_row_sums *)p.workspace + (row * p.groups + group);
-    const rn_span one = {1, 1};
+    const rn_strip one = {1, 1};
     power[j] = sums->power, r[j] = sums->r;
     e.x.w[j] = rn_fetch(type_x, rn_line_in(p.x, at), column, one).w[0];
     raw_dy.w[j] = rn_fetch(type_dy, rn_line_in(p.dy, at), column, one).w[0];
@@ -197,7 +195,7 @@ RN_DEVICE void rn_load_members(const rn_cuda_call &c, int64_t vector, int column
   RN_UNROLL for (int j = 0; j < RN_FOUR; j++) xhat[j] = (xhat[j] * power[j]) * r[j];
 }
 
-RN_KERNEL(rn_general_dweight, rn_cuda_call, RN_GENERAL_THREADS) {
+RN_KERNEL_CAPPED(rn_general_dweight, rn_cuda_call, RN_GENERAL_BOUND, RN_GENERAL_REGISTERS) {
   rn_let_next_start();
   rn_wait_for_previous();
   const int64_t C = p.chunks.C, B = p.chunks.B;
@@ -239,7 +237,7 @@ RN_KERNEL(rn_general_dweight, rn_cuda_call, RN_GENERAL_THREADS) {
   }
 }
 
-/* The chunks of one column, shared out among `slices` threads: `span` (a power of two) neighbours each, so that each
+/* The chunks of one column, shared out among `slices` threads: `branch` (a power of two) neighbours each, so that each
  * has a whole branch of the tree, and the last ones a part of it or nothing. */
 RN_DEVICE float rn_branch(const float *from, int64_t n, int64_t count) {
   enum { LEVELS = 13 }; /* of the tree above pairs: C <= 8192 */
@@ -273,8 +271,8 @@ RN_KERNEL(rn_general_dweight_sum, rn_cuda_call, RN_GENERAL_THREADS) {
   const int64_t C = p.chunks.C;
   const int n = (int)p.p.dweight_cols, slices = p.slices, columns = rn_threads_of_block() / slices;
   const int slice = rn_thread() / columns, own = rn_thread() % columns, tiles = (n + columns - 1) / columns;
-  const int64_t span = rn_pow2_above((C + slices - 1) / slices);
-  const int present = (int)((C + span - 1) / span); /* slices that have something */
+  const int64_t branch = rn_pow2_above((C + slices - 1) / slices);
+  const int present = (int)((C + branch - 1) / branch); /* slices that have something */
   const int64_t units = p.p.dweight_vectors * tiles;
   const float *const partials = (const float *)((const char *)p.p.workspace + p.partials);
 
@@ -283,7 +281,7 @@ RN_KERNEL(rn_general_dweight_sum, rn_cuda_call, RN_GENERAL_THREADS) {
     const int column = (int)(unit - vector * tiles) * columns + own;
     float v = 0;
     if (column < n && slice < present)
-      v = rn_branch(partials + (vector * C + slice * span) * n + column, n, rn_min_i64(span, C - slice * span));
+      v = rn_branch(partials + (vector * C + slice * branch) * n + column, n, rn_min_i64(branch, C - slice * branch));
     rn_barrier(); /* the last unit's may still be read */
     of_slice[rn_thread()] = v;
     rn_barrier();

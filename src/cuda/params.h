@@ -19,8 +19,11 @@ typedef struct rn_cuda_view {
 /* general.cu: any problem at all. Up to RN_GENERAL_WARP_LANES lanes a row belongs to one warp, beyond to a block. */
 enum {
   RN_GENERAL_WARP_LANES = 256,
-  RN_GENERAL_THREADS = 1024, /* the largest block */
-  RN_GENERAL_WINDOW = 256    /* groups of one row whose statistics are kept at the same time; a power of two */
+  RN_GENERAL_THREADS = 1024, /* the largest block of forward and stats, whose registers fit that many threads */
+  RN_GENERAL_HEAVY = 512,    /* and of the others, whose registers would fit RN_GENERAL_BOUND */
+  RN_GENERAL_BOUND = 640,
+  RN_GENERAL_REGISTERS = 96,
+  RN_GENERAL_WINDOW = 256 /* groups of one row whose statistics are kept at the same time; a power of two */
 };
 typedef struct rn_cuda_call {
   rn_problem p;
@@ -30,6 +33,7 @@ typedef struct rn_cuda_call {
   int64_t partials;         /* where in the workspace the sums of the chunks lie, in bytes */
   uint32_t types;           /* all types and switches that the inner loops ask for: rn_type of the places below */
   int32_t lanes;            /* W(p.group_cols) */
+  int32_t slots;            /* floats of shared memory that the sum over a row needs */
   int32_t slices;           /* dweight: among how many threads the chunks of one column are shared out */
 } rn_cuda_call;
 /* Two bits each: rmsnorm_dtype of a tensor, 0 when it is absent, or of a rounding; in one word, because a loop that
@@ -57,18 +61,20 @@ typedef struct rn_row_sums {
   float power, r, dot;
 } rn_row_sums;
 
-/* forward.cu: x, residual, y, residual_out of one type, aligned vectors. */
+/* forward.cu: x, residual, y, residual_out of one type, aligned runs. What every row needs comes first. */
 typedef struct rn_cuda_forward {
-  rn_cuda_view x, y, residual, residual_out; /* data NULL = absent */
-  const char *weight;                        /* NULL = ones */
-  int64_t rows;                              /* tokens * heads * groups */
-  int32_t heads, groups;
-  int32_t cols; /* of a group */
-  float weight_offset, divisor, eps;
-  int32_t weight_is_f32, round_xhat, round_rstd;
-  float *rstd_out;
-  int64_t weight_head_bytes, weight_group_bytes;
+  rn_cuda_view x, y;        /* data NULL = absent */
+  const char *weight;       /* NULL = ones */
   const int64_t *live_rows; /* NULL, or the number of live rows of the caller, of live_most that there are */
+  float *rstd_out;
+  uint64_t heads_magic, groups_magic; /* for rn_divided; 0 = one */
+  int64_t rows;                       /* tokens * heads * groups, below 2^31 */
+  int32_t cols;                       /* of a group, at most 2^24 */
+  float divisor, eps, weight_offset;
+  int32_t weight_is_f32, round_xhat, round_rstd;
+  int32_t heads, groups;
+  rn_cuda_view residual, residual_out;
+  int64_t weight_head_bytes, weight_group_bytes;
   int64_t live_most, live_factor;
 } rn_cuda_forward;
 
