@@ -100,25 +100,27 @@ enum { RN_TREE_THREADS = 1024 };
 #define RN_BACKWARD_NAME(reach, type, lanes, loads, adds) rn_backward_##reach##_##type##_##lanes##_##loads##_##adds
 #define RN_COPY_NAME(reads, writes, words)                rn_copy_##reads##_##writes##_##words
 
-/* All kernels: RN_LISTED(family, name) for each, which whoever uses the list defines. */
+/* All kernels: RN_LISTED(family, name, threads) for each, which whoever uses the list defines; threads: the largest
+ * block. */
 /* clang-format off */
-#define RN_LISTED_GENERAL(name) RN_LISTED(general, name)
+#define RN_LISTED_GENERAL(name) RN_LISTED(general, name, 1024)
 #define RN_LISTED_FORWARD(type, sum, lanes, span, threads, loads, rows)                                                \
-  RN_LISTED(forward, RN_FORWARD_NAME(type, sum, lanes, span, threads, loads))
+  RN_LISTED(forward, RN_FORWARD_NAME(type, sum, lanes, span, threads, loads),                                          \
+            RN_FORWARD_THREADS(type, sum, lanes, span, loads))
 #define RN_LISTED_BACKWARD(reach, type, lanes, loads, rows, adds, threads, registers)                                  \
-  RN_LISTED(backward, RN_BACKWARD_NAME(reach, type, lanes, loads, adds))
-#define RN_LISTED_COPY(reads, writes, words) RN_LISTED(copy, RN_COPY_NAME(reads, writes, words))
+  RN_LISTED(backward, RN_BACKWARD_NAME(reach, type, lanes, loads, adds), threads)
+#define RN_LISTED_COPY(reads, writes, words) RN_LISTED(copy, RN_COPY_NAME(reads, writes, words), 1024)
 #define RN_CUDA_LIST                                                                                                   \
   RN_GENERAL_KERNELS(RN_LISTED_GENERAL)                                                                                \
   RN_FORWARD_INSTANCES(RN_LISTED_FORWARD)                                                                              \
   RN_BACKWARD_INSTANCES(RN_LISTED_BACKWARD)                                                                            \
   RN_BACKWARD_FEW_INSTANCES(RN_LISTED_BACKWARD)                                                                        \
-  RN_LISTED(backward, rn_backward_tree)                                                                                \
+  RN_LISTED(backward, rn_backward_tree, RN_TREE_THREADS)                                                                                \
   RN_COPY_INSTANCES(RN_LISTED_COPY)
 /* clang-format on */
 
-#define RN_KERNEL_NUMBER(name)  RN_KERNEL_##name
-#define RN_LISTED(family, name) RN_KERNEL_NUMBER(name),
+#define RN_KERNEL_NUMBER(name)           RN_KERNEL_##name
+#define RN_LISTED(family, name, threads) RN_KERNEL_NUMBER(name),
 enum rn_cuda_kernel { RN_CUDA_LIST RN_CUDA_KERNELS };
 #undef RN_LISTED
 

@@ -12,8 +12,8 @@ static const struct {
   const char *name;
   int family;
 } list[RN_CUDA_KERNELS] = {
-#define TEXT_OF(name)           #name
-#define RN_LISTED(family, name) {TEXT_OF(name), RN_FAMILY_##family},
+#define TEXT_OF(name)                    #name
+#define RN_LISTED(family, name, threads) {TEXT_OF(name), RN_FAMILY_##family},
     RN_CUDA_LIST};
 
 #define FAMILY_NAME(family) #family,
