@@ -7,20 +7,10 @@
 #ifndef RN_EMULATED_COROUTINE_H
 #define RN_EMULATED_COROUTINE_H
 
+#include "asan.h"
+
 #include <stddef.h>
 #include <stdint.h>
-
-#if defined(__SANITIZE_ADDRESS__)
-#define RN_EMULATED_ASAN 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define RN_EMULATED_ASAN 1
-#endif
-#endif
-#ifdef RN_EMULATED_ASAN
-#include <sanitizer/asan_interface.h>
-#include <sanitizer/common_interface_defs.h>
-#endif
 
 struct rn_coroutine {
   void *at;                 /* stack pointer while it is not running */

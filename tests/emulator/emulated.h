@@ -112,9 +112,7 @@ RN_DEVICE bool rn_any_in_warp(uint32_t lanes, bool is) {
   return rn_emulated_meet(lanes, RN_WORD_ANY, is, 0) != 0;
 }
 
-template <int N> struct alignas(4 * N) rn_words {
-  uint32_t w[N];
-};
+template <int N> struct alignas(4 * N) rn_words { uint32_t w[N]; };
 typedef rn_words<4> rn_words4;
 typedef rn_words<2> rn_words2;
 template <int N> RN_DEVICE rn_words<N> rn_stream_load(const void *at) {
@@ -155,6 +153,9 @@ RN_DEVICE void rn_stream_store16(void *at, rn_words4 v) {
 RN_DEVICE void rn_stream_store8(void *at, rn_words2 v) {
   rn_emulated_store(at, sizeof v);
   memcpy(at, &v, sizeof v);
+}
+RN_DEVICE void rn_touch(const void *at) {
+  rn_emulated_load(at, 2);
 }
 RN_DEVICE void rn_keep_packed(uint32_t &) {}
 

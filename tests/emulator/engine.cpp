@@ -108,18 +108,15 @@ const char *say(const cuda_thread &t) {
   return text;
 }
 
-void describe(std::string &text) {
-  char head[300];
-  snprintf(head, sizeof head, "%s<<<%u, %u, cluster %u, shared %u>>>: ", now.kernel->name, now.blocks, now.threads,
-           now.cluster, now.shared);
-  text += head;
+/* Which launch this is about, at the start of now.text; how long that is. */
+size_t begin_text() {
+  return (size_t)snprintf(now.text, sizeof now.text, "%s<<<%u, %u, cluster %u, shared %u>>>: ", now.kernel->name,
+                          now.blocks, now.threads, now.cluster, now.shared);
 }
 
 /* Nobody is ready and somebody is left: who waits for what, a line for each group. */
 void report_deadlock() {
-  std::string text;
-  describe(text);
-  text += "deadlock";
+  std::string text = "deadlock";
   int lines = 0;
   for (size_t i = 0; i < now.workers.size() && lines < 12;) {
     const cuda_thread &t = now.workers[i];
@@ -135,14 +132,14 @@ void report_deadlock() {
     i = next;
   }
   if (lines == 12) text += "\n  ...";
-  snprintf(now.text, sizeof now.text, "%s", text.c_str());
+  const size_t length = begin_text();
+  snprintf(now.text + length, sizeof now.text - length, "%s", text.c_str());
   now.failed = true;
 }
 
 void fail_outside(const char *what) {
-  std::string text;
-  describe(text);
-  snprintf(now.text, sizeof now.text, "%s%s", text.c_str(), what);
+  const size_t length = begin_text();
+  snprintf(now.text + length, sizeof now.text - length, "%s", what);
   now.failed = true;
 }
 
@@ -278,20 +275,18 @@ void give_way() {
   take_turn(&self(), false);
 }
 
+/* The stack of a thread that is dropped is not unwound: nothing here may own memory. */
 void fault(const char *format, ...) {
-  std::string text;
-  char what[500], where[100];
+  cuda_thread &t = self();
+  size_t length = begin_text();
+  length += (size_t)snprintf(now.text + length, sizeof now.text - length, "block %lld, thread %d ", (long long)t.block,
+                             t.thread);
   va_list arguments;
   va_start(arguments, format);
-  vsnprintf(what, sizeof what, format, arguments);
+  vsnprintf(now.text + length, sizeof now.text - length, format, arguments);
   va_end(arguments);
-  describe(text);
-  cuda_thread &t = self();
-  snprintf(where, sizeof where, "block %lld, thread %d ", (long long)t.block, t.thread);
-  snprintf(now.text, sizeof now.text, "%s%s%s", text.c_str(), where, what);
   now.failed = true;
   rn_emulated_here = nullptr;
-  text = std::string(); /* the stack of a thread that is dropped is not unwound */
   rn_coroutine_switch(&t.coroutine, &origin, true);
   abort();
 }

@@ -4,6 +4,7 @@
 #ifndef RN_EMULATED_ENGINE_H
 #define RN_EMULATED_ENGINE_H
 
+#include "asan.h"
 #include "emulated.h"
 
 /* The kernel of that name, or NULL. */

@@ -3,7 +3,6 @@
  * Addresses are handed out once and never again, so a pointer to freed memory stays wrong for ever.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include "coroutine.h"
 #include "engine.h"
 
 #include <algorithm>
@@ -69,12 +68,14 @@ void permit(const allocation &a, int access) {
   mprotect(a.first, (size_t)(a.end - a.first), access);
 }
 
+#ifndef RN_EMULATED_ASAN
 /* At most a page and a bit. */
 bool all_red(const char *from, const char *to) {
   static char pattern[2 * page];
   if (!pattern[0]) memset(pattern, red, sizeof pattern);
   return memcmp(from, pattern, (size_t)(to - from)) == 0;
 }
+#endif
 
 } // namespace
 

@@ -36,15 +36,18 @@ void fill(size_t from, size_t bytes, unsigned char with) {
 void hide(size_t from, size_t to) {
   for (cuda_block &b : now.home) __asan_poison_memory_region(b.shared + from, to - from);
 }
+void show_all() {
+  __asan_unpoison_memory_region(memory.data(), memory.size());
+}
 #else
 void hide(size_t, size_t) {}
-#endif
-
+void show_all() {}
 bool is_red(const cuda_block &b, size_t from, size_t to) {
   for (; from < to; from++)
     if ((unsigned char)b.shared[from] != red) return false;
   return true;
 }
+#endif
 
 } // namespace
 
@@ -60,6 +63,7 @@ bool in_shared(const cuda_block &b, const void *at, size_t bytes) {
 }
 
 void shared_set_up() {
+  show_all();
   if (launch_of_arrays != now.serial) {
     arrays.clear();
     launch_of_arrays = now.serial;
@@ -69,9 +73,6 @@ void shared_set_up() {
     stride = round_up(rest_end + 4 * static_limit + guard, 128);
     if (memory.size() < stride * now.cluster + 128) memory.resize(stride * now.cluster + 128);
   }
-#ifdef RN_EMULATED_ASAN
-  __asan_unpoison_memory_region(memory.data(), memory.size());
-#endif
   char *base = memory.data() + (128 - (uintptr_t)memory.data() % 128) % 128;
   for (uint32_t r = 0; r < now.cluster; r++) now.home[r].shared = base + r * stride;
   fill(0, high, poison);

@@ -112,7 +112,9 @@ void test_launches(const params &p) {
   EXPECT(launch(kernel, p, nullptr, 32, 16, 16) == SUCCESS);
   EXPECT(launch(broken, p, nullptr) == LAUNCH_FAILED);
   EXPECT(launch(kernel, {host, p.y, 8}, nullptr) == SUCCESS); /* plain accesses to memory of the host are not seen */
+#ifndef RN_EMULATED_ASAN                                      /* which ends the program, with a report of its own */
   EXPECT(launch(kernel, {p.x, p.y, 128}, nullptr, 256) == LAUNCH_FAILED);
+#endif
   EXPECT(cuLibraryGetKernel(&library, nullptr, "add_one") == INVALID_HANDLE);
 }
 
@@ -149,7 +151,7 @@ void test_capture(const params &p) {
   EXPECT(cuCtxCreate_v2(&context, 0, 0) == SUCCESS && cuStreamCreate(&other_stream, 1) == SUCCESS);
   EXPECT(launch(kernel, p, stream) == INVALID_HANDLE); /* a stream of the first context */
   EXPECT(launch(kernel, p, nullptr) == LAUNCH_FAILED); /* memory of the first context */
-  EXPECT(cuCtxDestroy_v2(context) == SUCCESS);
+  EXPECT(cuStreamDestroy_v2(other_stream) == SUCCESS && cuCtxDestroy_v2(context) == SUCCESS);
   EXPECT(cuCtxCreate_v2(&context, 0, 0) == SUCCESS && cuStreamCreate(&other_stream, 1) == SUCCESS);
   EXPECT(cuStreamBeginCapture_v2(other_stream, 0) == SUCCESS);
   EXPECT(launch(kernel, p, other_stream) == CAPTURE_UNSUPPORTED);
