@@ -41,6 +41,11 @@
 
 #define RN_ALL_LANES 0xffffffffu
 
+/* The high half of a product. */
+RN_DEVICE uint64_t rn_high_product(uint64_t a, uint64_t b) {
+  return __umul64hi(a, b);
+}
+
 /* Places. Grids, clusters and blocks have one dimension. */
 RN_DEVICE int rn_thread(void) {
   return (int)threadIdx.x;
@@ -83,12 +88,9 @@ RN_DEVICE bool rn_any_in_warp(uint32_t lanes, bool is) {
 
 /* Wide accesses. Streams (x, dy, y, ...): every byte is read once, so it does not stay in L1; coherent, because an
  * output may be the same tensor as an input. Kept (weights, rstd): read by many blocks, written by none. */
-struct rn_words4 {
-  uint32_t w[4];
-};
-struct rn_words2 {
-  uint32_t w[2];
-};
+template <int N> struct alignas(4 * N) rn_words { uint32_t w[N]; };
+typedef rn_words<4> rn_words4;
+typedef rn_words<2> rn_words2;
 RN_DEVICE rn_words4 rn_stream_load16(const void *at) {
   rn_words4 v;
   asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
@@ -110,15 +112,48 @@ RN_DEVICE rn_words2 rn_kept_load8(const void *at) {
   const uint2 q = __ldg((const uint2 *)at);
   return {{q.x, q.y}};
 }
-/* Into L1, without waiting: for what rn_kept_load16 will ask for. */
-RN_DEVICE void rn_prefetch(const void *at) {
-  asm volatile("prefetch.global.L1 [%0];" ::"l"(at));
-}
 RN_DEVICE void rn_stream_store16(void *at, rn_words4 v) {
   *(uint4 *)at = make_uint4(v.w[0], v.w[1], v.w[2], v.w[3]);
 }
 RN_DEVICE void rn_stream_store8(void *at, rn_words2 v) {
   *(uint2 *)at = make_uint2(v.w[0], v.w[1]);
+}
+/* The same for 4, 8 or 16 bytes. */
+template <int N> RN_DEVICE rn_words<N> rn_stream_load(const void *at) {
+  rn_words<N> v;
+  if constexpr (N == 4) {
+    v = rn_stream_load16(at);
+  } else if constexpr (N == 2) {
+    v = rn_stream_load8(at);
+  } else {
+    asm volatile("ld.global.L1::no_allocate.u32 %0, [%1];" : "=r"(v.w[0]) : "l"(at) : "memory");
+  }
+  return v;
+}
+template <int N> RN_DEVICE rn_words<N> rn_kept_load(const void *at) {
+  rn_words<N> v;
+  if constexpr (N == 4) {
+    v = rn_kept_load16(at);
+  } else if constexpr (N == 2) {
+    v = rn_kept_load8(at);
+  } else {
+    v.w[0] = __ldg((const unsigned int *)at);
+  }
+  return v;
+}
+template <int N> RN_DEVICE void rn_stream_store(void *at, rn_words<N> v) {
+  if constexpr (N == 4) {
+    rn_stream_store16(at, v);
+  } else if constexpr (N == 2) {
+    rn_stream_store8(at, v);
+  } else {
+    *(uint32_t *)at = v.w[0];
+  }
+}
+/* Brings the 32 bytes around this element of 2 or 4 bytes into L1; nothing waits for them. */
+RN_DEVICE void rn_touch(const void *at) {
+  uint32_t unused;
+  asm volatile("ld.global.u16 %0, [%1];" : "=r"(unused) : "l"(at));
 }
 /* Packed values stay packed: without this the compiler keeps the unpacked form of a loop's constants, in twice the
  * registers. */
@@ -243,6 +278,36 @@ RN_DEVICE void rn_transfer_wait(rn_transfer *t, uint32_t parity) {
                "}\n" ::"r"(rn_shared_address(t)),
                "r"(parity)
                : "memory");
+#endif
+}
+
+/* A value for *at of the block `rank`, four bytes of the transfer `t` of that block; and the wait for such values,
+ * which makes them visible. Needs no barrier but a first one: the blocks have met after their transfers were made. */
+RN_DEVICE void rn_cluster_send(float *at, int rank, float v, rn_transfer *t) {
+#if __CUDA_ARCH__ >= 900
+  uint32_t there, count;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(rn_shared_address(at)), "r"(rank));
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(count) : "r"(rn_shared_address(t)), "r"(rank));
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(there),
+               "r"(__float_as_uint(v)), "r"(count)
+               : "memory");
+#endif
+}
+RN_DEVICE void rn_cluster_receive(rn_transfer *t, uint32_t parity) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("{\n"
+               ".reg .pred done;\n"
+               "again_%=: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+               "@!done bra again_%=;\n"
+               "}\n" ::"r"(rn_shared_address(t)),
+               "r"(parity)
+               : "memory");
+#endif
+}
+/* Arrives at the cluster's barrier without making any writes visible: for the first meeting. */
+RN_DEVICE void rn_cluster_arrive_relaxed(void) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
 }
 

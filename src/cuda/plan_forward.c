@@ -1,0 +1,211 @@
+/* plan_forward.c - launches of the kernels of forward.cu.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "plan.h"
+
+#include <string.h>
+
+/* The shapes of the kernels, in the order in which kernels.h lists them for every type and sum. */
+typedef struct shape {
+  enum { WARP, BLOCK, CLUSTER } span;
+  int32_t threads, loads, rows;
+} shape;
+#define SHAPE(type, sum, lanes, span, threads, loads, rows) {span, threads, loads, rows},
+static const shape wide_shapes[] = {RN_FORWARD_WIDE(SHAPE, , )};
+static const shape few_shapes[] = {RN_FORWARD_FEW(SHAPE, , )};
+enum { WIDE_SHAPES = sizeof wide_shapes / sizeof *wide_shapes, FEW_SHAPES = sizeof few_shapes / sizeof *few_shapes };
+
+enum sum { NONE, STORED, EXACT };
+/* The first kernel of each list; -1: there is none. [bf16, f16, f32][sum] */
+static const int32_t wide_first[3][3] = {
+    {RN_KERNEL_rn_forward_bf16_none_8_WARP_8_1, RN_KERNEL_rn_forward_bf16_stored_8_WARP_8_1,
+     RN_KERNEL_rn_forward_bf16_exact_8_WARP_8_1},
+    {RN_KERNEL_rn_forward_f16_none_8_WARP_8_1, RN_KERNEL_rn_forward_f16_stored_8_WARP_8_1,
+     RN_KERNEL_rn_forward_f16_exact_8_WARP_8_1},
+    {RN_KERNEL_rn_forward_f32_none_8_WARP_8_1, RN_KERNEL_rn_forward_f32_stored_8_WARP_8_1, -1}};
+static const int32_t few_first[3][3] = {
+    {RN_KERNEL_rn_forward_bf16_none_2_WARP_32_1, RN_KERNEL_rn_forward_bf16_stored_2_WARP_32_1, -1},
+    {RN_KERNEL_rn_forward_f16_none_2_WARP_32_1, RN_KERNEL_rn_forward_f16_stored_2_WARP_32_1, -1},
+    {RN_KERNEL_rn_forward_f32_none_2_WARP_32_1, RN_KERNEL_rn_forward_f32_stored_2_WARP_32_1, -1}};
+
+static int type_index(int32_t dtype) {
+  return dtype == RMSNORM_DTYPE_BF16 ? 0 : dtype == RMSNORM_DTYPE_F16 ? 1 : 2;
+}
+
+/* What the choice is made from. */
+typedef struct question {
+  int64_t rows, lanes, steps; /* W(cols); steps of W columns in a row */
+  int32_t cols, size;
+  enum sum sum;
+  int type;
+  bool weight_differs; /* from head to head or group to group */
+  int32_t most_blocks; /* of a cluster; 1: no clusters */
+} question;
+
+/* How a row lies on threads. */
+typedef struct answer {
+  int32_t kernel, threads, cluster, rows_of_block;
+} answer;
+
+/* ------------------------------------------------------------------------------------------------------------------
+ * Alignment: every run of columns is one access. */
+
+static bool aligned_view(const rn_view *view, uint32_t bytes, bool heads) {
+  if (view->data == NULL) return true;
+  return ((uintptr_t)view->data | (uint64_t)view->row_bytes | (heads ? (uint64_t)view->head_bytes : 0)) % bytes == 0;
+}
+
+static bool aligned(const rn_problem *p, int32_t lanes) {
+  const bool heads = p->heads > 1, groups = p->groups > 1;
+  const int32_t run = lanes * p->x.size > 16 ? 16 / p->x.size : lanes;
+  const uint32_t bytes = (uint32_t)(run * p->x.size);
+  if (p->group_cols % run != 0) return false;
+  if (!aligned_view(&p->x, bytes, heads) || !aligned_view(&p->y, bytes, heads) ||
+      !aligned_view(&p->residual, bytes, heads) || !aligned_view(&p->residual_out, bytes, heads))
+    return false;
+  if (p->weight == NULL) return true;
+  const uint32_t access = p->weight_size * run > 16 ? 16 : (uint32_t)(p->weight_size * run);
+  return ((uintptr_t)p->weight | (heads ? (uint64_t)p->weight_head_bytes : 0) |
+          (groups ? (uint64_t)p->weight_group_bytes : 0)) %
+             access ==
+         0;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+ * The choice. Measured on one H200, bf16, against the best copy kernel of the same run; docs/performance.md has the
+ * tables. */
+
+/* Two lanes a thread: faster where a launch has so few rows that its time is that of one row. From 4096 columns on the
+ * larger blocks cost more than the shorter threads gain. */
+static bool is_few(const question *q) {
+  if (q->cols < 512) return q->rows <= 2048;
+  if (q->cols < 1024) return q->rows <= 2048;
+  return q->rows <= 16 && q->cols < 4096;
+}
+
+/* A row in one block up to this many threads; a launch of few long rows spreads each over a cluster of blocks of 64 to
+ * 128 threads, because one block alone takes longer to move it. */
+static void lay_out(const question *q, int32_t lanes, answer *a, int *span) {
+  const int64_t team = q->lanes / lanes;
+  a->cluster = 1;
+  if (team <= 32) {
+    *span = WARP;
+    /* Smaller blocks leave sooner: 3 % faster than 128 threads at 64 to 256 columns. */
+    a->threads = q->cols <= 256 ? 64 : 128;
+    return;
+  }
+  const int64_t most = lanes == 8 && q->size * (q->sum == NONE ? 1 : 2) * lanes * q->steps > 256 ? 256 : 512;
+  int64_t threads = team;
+  if (q->rows <= 64 && q->cols >= 16384) threads = 128;
+  while (threads > most) threads /= 2;
+  if (q->cols >= 32768 && threads > 128 && q->rows > 64) threads = 128;
+  while (team / threads > q->most_blocks && threads < most) threads *= 2;
+  a->threads = (int32_t)threads;
+  a->cluster = (int32_t)(team / threads);
+  *span = a->cluster > 1 ? CLUSTER : BLOCK;
+}
+
+static const char *choose(const question *q, int32_t lanes, answer *a) {
+  const shape *shapes = lanes == 8 ? wide_shapes : few_shapes;
+  const int count = lanes == 8 ? WIDE_SHAPES : FEW_SHAPES;
+  const int32_t first = (lanes == 8 ? wide_first : few_first)[q->type][q->sum], team = (int32_t)(q->lanes / lanes);
+  int span;
+  if (first < 0) return "no kernel for this sum";
+  lay_out(q, lanes, a, &span);
+  if (a->cluster > q->most_blocks) return "a row does not fit the registers of a block, and there are no clusters";
+  for (int i = 0; i < count; i++) {
+    const shape *s = &shapes[i];
+    if ((int)s->span != span || (span == WARP && s->threads != team) || s->loads < q->steps) continue;
+    if (s->rows > 1 && q->weight_differs) continue;
+    a->kernel = first + i;
+    a->rows_of_block = span == WARP ? a->threads / team * s->rows : 1;
+    return NULL;
+  }
+  return "rows longer than 524288 columns do not fit the registers of a cluster";
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+ * The plan. */
+
+static const char *takes(const rn_problem *p) {
+  const int32_t type = p->x.dtype;
+  if (p->op != RMSNORM_OP_FORWARD) return "forward only";
+  if (p->quant != RMSNORM_QUANT_NONE || p->y.data == NULL) return "no quantised outputs";
+  if (p->gate.data != NULL) return "no gates";
+  if (p->sumsq_in != NULL) return "no given sums";
+  if (type == RMSNORM_DTYPE_F64) return "no f64";
+  if (p->y.dtype != type || (p->residual.data != NULL && p->residual.dtype != type) ||
+      (p->residual_out.data != NULL && p->residual_out.dtype != type))
+    return "x, residual, residual_out and y of one type";
+  if (p->weight != NULL && p->weight_dtype != type && p->weight_dtype != RMSNORM_DTYPE_F32)
+    return "a weight of the type of x, or f32";
+  if (p->round_normed != RMSNORM_DTYPE_F32) return "round_normed NONE";
+  if ((p->round_xhat != RMSNORM_DTYPE_F32 && p->round_xhat != type) ||
+      (p->round_rstd != RMSNORM_DTYPE_F32 && p->round_rstd != type) ||
+      (p->residual.data != NULL && p->round_sum != RMSNORM_DTYPE_F32 && p->round_sum != type))
+    return "roundings to the type of x";
+  if (p->group_cols > 8 * RN_LANES_MAX) return "at most 524288 columns";
+  if (p->rows > INT32_MAX / p->heads / p->groups) return "fewer than 2^31 rows";
+  return NULL;
+}
+
+static rn_cuda_view view_of(const rn_view *view, int64_t group_cols) {
+  return (rn_cuda_view){view->data, view->row_bytes, view->head_bytes, group_cols * view->size};
+}
+/* 2^64 / by, rounded up; 0 for 1. */
+static uint64_t magic(int64_t by) {
+  return by == 1 ? 0 : UINT64_MAX / (uint64_t)by + 1;
+}
+
+static void fill(const rn_problem *p, const rn_cuda_options *options, rn_cuda_forward *f) {
+  memset(f, 0, sizeof *f);
+  f->x = view_of(&p->x, p->group_cols), f->y = view_of(&p->y, p->group_cols);
+  f->residual = view_of(&p->residual, p->group_cols), f->residual_out = view_of(&p->residual_out, p->group_cols);
+  f->weight = p->weight;
+  f->weight_head_bytes = p->weight_head_bytes, f->weight_group_bytes = p->weight_group_bytes;
+  f->rstd_out = p->rstd_out;
+  f->rows = p->rows * p->heads * p->groups;
+  f->heads = (int32_t)p->heads, f->groups = (int32_t)p->groups;
+  f->heads_magic = magic(p->heads), f->groups_magic = magic(p->groups);
+  f->cols = (int32_t)p->group_cols;
+  f->divisor = (float)p->divisor, f->eps = (float)p->eps, f->weight_offset = p->weight_offset;
+  f->weight_is_f32 = p->weight_dtype == RMSNORM_DTYPE_F32;
+  f->round_xhat = p->round_xhat != RMSNORM_DTYPE_F32, f->round_rstd = p->round_rstd != RMSNORM_DTYPE_F32;
+  f->live_rows = options->live_rows;
+  f->live_factor = p->live_factor * p->heads * p->groups;
+  f->live_most = f->rows / f->live_factor;
+}
+
+const char *rn_cuda_plan_forward(const rn_problem *p, const rn_cuda_options *options, const rn_cuda_device *device,
+                                 rn_cuda_plan *plan) {
+  const char *reason = takes(p);
+  if (reason != NULL) return reason;
+  question q;
+  answer a = {0};
+  q.rows = p->rows * p->heads * p->groups;
+  q.lanes = rn_lanes(p->group_cols);
+  q.steps = (p->group_cols + q.lanes - 1) / q.lanes;
+  q.cols = (int32_t)p->group_cols, q.size = p->x.size;
+  q.type = type_index(p->x.dtype);
+  q.sum = p->residual.data == NULL ? NONE : p->round_sum == p->x.dtype ? STORED : EXACT;
+  q.weight_differs = p->weight_head_bytes != 0 || p->weight_group_bytes != 0;
+  /* 16 blocks are more than the architecture promises; sm_90 and sm_100 have them. */
+  q.most_blocks = device->major < 9 ? 1 : device->major <= 10 ? 16 : 8;
+  if (options->multiprocessors > 0)
+    while (q.most_blocks > options->multiprocessors) q.most_blocks /= 2;
+
+  const bool wide = aligned(p, 8), narrow = aligned(p, 2);
+  reason = "16-byte aligned rows (or 4-byte, two-byte elements; 8-byte, f32)";
+  if (wide && !(narrow && is_few(&q) && few_first[q.type][q.sum] >= 0)) reason = choose(&q, 8, &a);
+  if (reason != NULL && narrow) reason = choose(&q, 2, &a);
+  if (reason != NULL) return reason;
+
+  fill(p, options, &plan->params.forward);
+  int64_t blocks = (q.rows + a.rows_of_block - 1) / a.rows_of_block * a.cluster;
+  if (options->multiprocessors > 0 && blocks > options->multiprocessors)
+    blocks = options->multiprocessors / a.cluster * a.cluster;
+  if (blocks > INT32_MAX / 16 * 16) blocks = INT32_MAX / 16 * 16;
+  plan->steps = 1;
+  plan->step[0] = (rn_cuda_step){a.kernel, (uint32_t)blocks, (uint32_t)a.threads, (uint32_t)a.cluster, 0, 0};
+  return NULL;
+}
