@@ -4,27 +4,30 @@ BUILD  ?= build
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 PREFIX ?= /usr/local
 CMAKE_ARGS ?=
+# Kernels for NVIDIA GPUs: AUTO (when there is an nvcc), ON, OFF.
+CUDA   ?= AUTO
 
 NEED       = scripts/need.sh build-essential=cc build-essential=make cmake=cmake
 NEED_TESTS = $(NEED) libcmocka-dev=/usr/include/cmocka.h
 CTEST      = ctest --output-on-failure -j$(JOBS) --test-dir
 
-.PHONY: all demo test check bench install sanitize sanitize-memory sanitize-thread cross plain format format-check lint clean help
+.PHONY: all demo test check bench gpu-test gpu-bench install sanitize sanitize-memory sanitize-thread cross plain format format-check lint clean help
 
 all: ## build the library and the command
 	@$(NEED)
-	cmake -S . -B $(BUILD) -DCMAKE_INSTALL_PREFIX=$(PREFIX) $(CMAKE_ARGS)
+	cmake -S . -B $(BUILD) -DCMAKE_INSTALL_PREFIX=$(PREFIX) -DRMSNORM_CUDA=$(CUDA) $(CMAKE_ARGS)
 	cmake --build $(BUILD) -j$(JOBS)
 
+# The demo runs on the CPU: no kernels for GPUs are built for it.
 demo: ## normalise real hidden states and compare with the model's own code
 	@$(NEED)
-	cmake -S . -B $(BUILD) -DRMSNORM_TESTS=OFF $(CMAKE_ARGS)
+	cmake -S . -B $(BUILD) -DRMSNORM_TESTS=OFF -DRMSNORM_CUDA=OFF $(CMAKE_ARGS)
 	cmake --build $(BUILD) -j$(JOBS)
 	demo/run.sh $(BUILD)/rmsnorm
 
 test: ## build and run the tests
 	@$(NEED_TESTS)
-	cmake -S . -B $(BUILD) -DRMSNORM_TESTS=ON $(CMAKE_ARGS)
+	cmake -S . -B $(BUILD) -DRMSNORM_TESTS=ON -DRMSNORM_CUDA=$(CUDA) $(CMAKE_ARGS)
 	cmake --build $(BUILD) -j$(JOBS)
 	$(CTEST) $(BUILD)
 
@@ -34,6 +37,12 @@ check: all ## compare every implementation on this machine with the portable one
 bench: all ## time the implementations beside a copy of the same bytes
 	$(BUILD)/rmsnorm bench
 
+gpu-test: all ## compare the CUDA kernels with the portable implementation, on this machine's GPU
+	$(BUILD)/rmsnorm check --device cuda
+
+gpu-bench: all ## time the CUDA kernels beside the best copy of the same bytes, on this machine's GPU
+	$(BUILD)/rmsnorm bench --device cuda
+
 install: all ## install to PREFIX (default /usr/local)
 	cmake --install $(BUILD)
 
@@ -42,7 +51,8 @@ sanitize: sanitize-memory sanitize-thread ## run the tests under the sanitizers
 # Warnings are no errors here: instrumented code makes gcc warn of what is not there (maybe-uninitialized).
 sanitize-memory:
 	@$(NEED_TESTS)
-	cmake -S . -B $(BUILD)-asan -DCMAKE_BUILD_TYPE=RelWithDebInfo -DRMSNORM_SANITIZE=address,undefined $(CMAKE_ARGS)
+	cmake -S . -B $(BUILD)-asan -DCMAKE_BUILD_TYPE=RelWithDebInfo -DRMSNORM_SANITIZE=address,undefined \
+	  -DRMSNORM_CUDA=OFF $(CMAKE_ARGS)
 	cmake --build $(BUILD)-asan -j$(JOBS)
 	$(CTEST) $(BUILD)-asan
 
@@ -51,9 +61,9 @@ sanitize-memory:
 sanitize-thread:
 	@$(NEED_TESTS)
 	cmake -S . -B $(BUILD)-tsan -DCMAKE_BUILD_TYPE=RelWithDebInfo -DRMSNORM_SANITIZE=thread -DRMSNORM_OPENMP=OFF \
-	  $(CMAKE_ARGS)
+	  -DRMSNORM_CUDA=OFF $(CMAKE_ARGS)
 	cmake --build $(BUILD)-tsan -j$(JOBS)
-	$(CTEST) $(BUILD)-tsan -R "test_host|test_args|test_descriptors|example_"
+	$(CTEST) $(BUILD)-tsan -R "test_host|test_args|test_descriptors|test_cuda_host|example_"
 	$(BUILD)-tsan/rmsnorm check --quick --case threads
 	for i in 6 7 18 26 34; do $(BUILD)-tsan/rmsnorm check --case large/$$i || exit; done
 
@@ -70,7 +80,8 @@ plain: ## build the portable sources with nothing but a C compiler
 	cc -std=c11 -Iinclude -DRMSNORM_STATIC examples/forward.c src/*.c -lm -o $(BUILD)/plain
 	$(BUILD)/plain
 
-SOURCES = $(wildcard include/*.h src/*.[ch] src/cpu/*.[ch] cli/*.[ch] tests/*.[ch] tests/install/*.c examples/*.c)
+SOURCES = $(wildcard include/*.h src/*.[ch] src/cpu/*.[ch] src/cuda/*.[ch] src/cuda/*.cu cli/*.[ch] tests/*.[ch] \
+                     tests/emulator/*.[ch] tests/emulator/*.cpp tests/install/*.c examples/*.c)
 
 format: ## bring every source file into the one format
 	@scripts/need.sh clang-format=clang-format
@@ -83,7 +94,7 @@ format-check:
 lint: ## look for faults without running anything
 	@scripts/need.sh cppcheck=cppcheck
 	cppcheck --std=c11 --language=c --enable=warning,performance,portability --inline-suppr --error-exitcode=1 --quiet \
-	  --suppressions-list=cmake/cppcheck.txt -j$(JOBS) -Iinclude -Isrc src/*.c cli/*.c
+	  --suppressions-list=cmake/cppcheck.txt -j$(JOBS) -Iinclude -Isrc src/*.c src/cuda/[!i]*.c cli/*.c
 
 clean: ## remove what was built
 	rm -rf $(BUILD) $(BUILD)-asan $(BUILD)-tsan $(BUILD)-aarch64

@@ -31,10 +31,9 @@
  *  - Same bits. For equal arguments the result has the same bits whatever the device, the instruction set, the number
  *    of threads, the number of rows, the place of a row, the strides, the alignment, or in-place use. docs/numerics.md
  *    writes the order of every operation down. (NaN: same places, payload free.)
- *  - No allocation, no lock, no global mode, no printing, no exit, but for what the OpenMP runtime does where threads
- *    come from it, and for what the driver of a device does at a first use (section 4). Safe from many threads as long
- *    as their outputs do not overlap. The caller's rounding mode, flush-to-zero bits and exception flags neither leak
- * in nor out.
+ *  - No allocation, no lock, no global mode, no printing, no exit, but for what OpenMP and the driver of a device do at
+ *    a first use (section 4). Safe from many threads as long as their outputs do not overlap. The rounding mode, the
+ *    flush-to-zero bits and the exception flags of the caller neither leak in nor out.
  *  - Bad input is refused before anything is written, with a status of its own and a sentence in rmsnorm_last_error().
  *  - Counts and strides are int64_t and counted in elements. Anything in bytes ends in `_bytes`.
  *
@@ -264,38 +263,37 @@ typedef struct rmsnorm_parallel {
 } rmsnorm_parallel;
 
 /*    Devices. With device == RMSNORM_DEVICE_CUDA every pointer to elements, scales, statistics, weights and workspace,
- *    and live_rows below, is one that the kernels of the current CUDA context can reach; the argument struct, parallel,
- *    launch and impl stay in the caller's memory and are read before the call returns. The bits are those of the CPU.
- *    Stream. A CUstream (cudaStream_t is the same) of the context that is current in the calling thread, which the
- * caller has made current (cudaSetDevice, cuCtxSetCurrent) and which stays so. The work is queued there and the call
- *    returns. NULL is the caller's default stream, as everywhere in CUDA; the library has none of its own. threads and
- *    parallel have no effect.
- *    The driver is looked for at the first call for CUDA, never on the CPU: libcuda.so.1, or the file that the
- *    environment variable RMSNORM_CUDA_DRIVER names; 12.0 or later. Kernels are loaded when they are first used. Both
- *    may take long, lock and allocate inside the driver. From then on a call allocates nothing, waits for nothing,
- * takes no lock of this library, and never changes the current context or device. (fork: CUDA does not survive it; a
- * child that wants CUDA must be the first to use it.) Graphs. Every call can be captured into a CUDA graph, once
- * rmsnorm_preload has loaded all kernels in that context. Without it the driver may have to load a kernel while it
- * captures: depending on its version and on the mode of the capture it does so, or refuses with RMSNORM_ERROR_DEVICE
- * and the capture is lost. A graph keeps the pointers and sizes of the call. */
+ *    and live_rows below, is one that kernels of the current CUDA context can follow; the argument struct, launch and
+ *    impl are the caller's memory as ever, read before the call returns. The bits are those of the CPU.
+ *    Stream: a CUstream (cudaStream_t is the same) of the context that is current in the calling thread, which the
+ *    caller has made current (cudaSetDevice, cuCtxSetCurrent). The work is queued there and the call returns. NULL is
+ *    the default stream, as everywhere in CUDA; the library has none of its own. threads and parallel have no effect.
+ *    Driver: looked for at the first call for CUDA, never on the CPU: libcuda.so.1, or the file that the environment
+ *    variable RMSNORM_CUDA_DRIVER names; for CUDA 12.0 or later. Kernels are loaded when they are first used. Both may
+ *    take long, and lock and allocate inside the driver. From then on a call allocates nothing, waits for nothing and
+ *    takes no lock of this library. It never changes the current context or device; a process may use several of both.
+ *    fork: CUDA does not survive it; a child that wants CUDA must be the first to use it.
+ *    Graphs: every call can be captured, once rmsnorm_preload has loaded all kernels in that context. Without it the
+ *    driver may have to load a kernel while it captures: depending on its version and the mode of the capture it does,
+ *    or the call is refused with RMSNORM_ERROR_DEVICE and the capture is lost. A graph keeps pointers and sizes. */
 typedef struct rmsnorm_launch {
-  /* 1: the kernels may start before the work that precedes them in the stream has ended (programmatic dependent launch,
-   * from compute capability 9.0 on, otherwise ignored). Kernels wait before they read anything, so nothing but time
-   * changes, provided that what precedes lets them start early or does nothing about it. 0: not. */
+  /* 1: the kernels may start before the work that precedes them in the stream has ended (programmatic dependent launch;
+   * without effect below compute capability 9.0). They wait for it before they read anything, so only time changes.
+   * The one condition: if what precedes was itself launched so, it must have waited for its own predecessor. 0: not */
   int32_t dependent;
-  int32_t multiprocessors; /* the kernels' grids are made for at most so many; 0 = all. Less is slower, the bits are
-                              the same */
+  int32_t multiprocessors; /* the grids are made for at most so many; 0 = all, negative: RMSNORM_ERROR_SIZE. Fewer are
+                              slower, the bits are the same */
   /* NULL = all rows. Otherwise one number on the device, read when the kernels run: only the rows before it exist. More
    * than `rows` counts as `rows`, less than 0 as 0. Outputs of the other rows are not touched. So a captured graph can
    * be replayed with fewer rows. forward and stats only (RMSNORM_ERROR_COMBINATION) */
   const int64_t *live_rows;
 } rmsnorm_launch;
 
-/* rmsnorm_preload - load what the first calls would load: for CUDA the driver and, in the current context, every
- * kernel. Once for each context, before capturing a graph or where the first call must not be slow; calling it again
- * does no harm. device is an rmsnorm_device; the CPU needs nothing: RMSNORM_OK. Refusals: RMSNORM_ERROR_ENUM;
- * RMSNORM_ERROR_UNSUPPORTED, with the reason, where the build or the machine has no such device; RMSNORM_ERROR_DEVICE.
- */
+/* rmsnorm_preload - load what the first calls would load: for CUDA the driver and, in the current context, all kernels.
+ * Once for each context, before capturing a graph or where the first call must not be slow; again does no harm.
+ * device is an rmsnorm_device; the CPU needs nothing: RMSNORM_OK.
+ * Refusals: RMSNORM_ERROR_ENUM; RMSNORM_ERROR_UNSUPPORTED, with the reason, where the build or the machine has no such
+ * device; RMSNORM_ERROR_DEVICE. */
 RMSNORM_API rmsnorm_status rmsnorm_preload(int32_t device);
 
 /* ------------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ complain() {
   failed=1
 }
 
-sources=$(git ls-files '*.c' '*.h')
+sources=$(git ls-files '*.c' '*.h' '*.cu' '*.cpp')
 
 for file in $sources; do
   head -n 40 "$file" | grep -q 'SPDX-License-Identifier: Apache-2.0' || complain "$file has no licence line near its top"
@@ -28,8 +28,9 @@ if grep -n '^#if 0' $sources; then complain "dead code in the files above"; fi
 names=$(for file in $sources; do basename "$file"; done | sort | uniq -d)
 [ -z "$names" ] || complain "file names that occur twice: $names"
 
-# Nothing outside src looks into it, except the test of the number formats.
-outside=$(git ls-files 'cli/*.[ch]' 'tests/*.[ch]' 'examples/*.c' | grep -v '^tests/test_numeric.c$')
+# Nothing outside src looks into it, except the tests of the number formats and of src/cuda.
+outside=$(git ls-files 'cli/*.[ch]' 'tests/*.[ch]' 'examples/*.c' |
+  grep -vE '^tests/(test_numeric|test_cuda_plan|test_cuda_host).c$|^tests/emulator/')
 private=$(git ls-files 'src/*.h' | xargs -n 1 basename)
 for header in $private; do
   # shellcheck disable=SC2086
@@ -37,6 +38,19 @@ for header in $private; do
 done
 # The wings do not know each other.
 if grep -n '#include "portable' src/cpu/*; then complain "src/cpu includes a file of the portable implementation"; fi
-if grep -n '#include "cpu/' src/*.[ch]; then complain "src includes a file of src/cpu"; fi
+if grep -nE '#include "(cpu|cuda)/' src/*.[ch]; then complain "src includes a file of a wing"; fi
+if grep -nE '#include ".*(cpu|portable)' src/cuda/*; then complain "src/cuda includes a file of another wing"; fi
+if grep -n '#include ".*cuda' src/cpu/*; then complain "src/cpu includes a file of src/cuda"; fi
+# Kernels know the device through device.h alone, so that they can be emulated; the host knows no device words, and no
+# file needs a header of CUDA.
+kernels=$(git ls-files 'src/cuda/*.cu')
+# shellcheck disable=SC2086
+if [ -n "$kernels" ] && grep -n '#include "host.h"' $kernels; then complain "a kernel includes host.h"; fi
+if grep -n '#include "device.h"' src/cuda/*.c; then complain "a host file of src/cuda includes device.h"; fi
+if grep -nE '#include <(cuda|cu|nv)' src/cuda/* src/*.[ch]; then complain "src includes a header of CUDA"; fi
+# Approximations would be other bits.
+if grep -nE '\b(__fdividef|__frsqrt_rn|rsqrtf?|rsqrt\.approx|__?expf|__?exp2f|__?sinf|__?cosf|__?logf|__?powf|fast_math)\b *\(' src/cuda/*; then
+  complain "src/cuda uses arithmetic that docs/numerics.md does not have"
+fi
 
 exit $failed

@@ -5,7 +5,7 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "check.h"
-#include "cuda/driver.h"
+#include "cuda/host.h"
 #include "fake_driver.h"
 
 #include <setjmp.h>

@@ -2,7 +2,7 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "../fpenv.h"
-#include "driver.h"
+#include "host.h"
 
 /* A plan converts numbers (eps, divisor), and that is arithmetic: not in the caller's mode. */
 static const char *plan_of(const rn_problem *p, const rn_place *place, rn_cuda_plan *plan) {

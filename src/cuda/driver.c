@@ -1,13 +1,13 @@
 /* driver.c - finds the CUDA driver when it is first needed, and says in words why it can not be used.
  *
  * Nothing is linked: the library runs on machines without a GPU. Entry points are asked for by name and version, so
- * that a newer driver answers with the functions whose types driver.h has.
+ * that a newer driver answers with the functions whose types host.h has.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* secure_getenv */
 #endif
-#include "driver.h"
+#include "host.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The interface that driver.h is written after: the first with libraries of kernels that belong to no context. */
+/* The interface that host.h is written after: the first with libraries of kernels that belong to no context. */
 enum { OLDEST = 12000 };
 
 static const struct entry {

@@ -3,7 +3,7 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "built_families.h" /* made by the build: RN_BUILT_FAMILIES(X), and RN_IMAGE_FOLDER, where the images are */
-#include "driver.h"
+#include "host.h"
 
 /* The driver reads the header of an image as words of 8 bytes. */
 #define EMBED(family)                                                                                                  \

@@ -4,7 +4,7 @@
  * atomics: threads that come first together may load an image twice, and the one that is late gives its own back.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include "driver.h"
+#include "host.h"
 
 #include <stdatomic.h>
 

@@ -2,7 +2,7 @@
  * so an image is no more than a name.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include "cuda/driver.h"
+#include "cuda/host.h"
 
 #define IMAGE(family) [RN_FAMILY_##family] = #family,
 const void *const rn_cuda_images[RN_CUDA_FAMILY_COUNT] = {RN_CUDA_FAMILIES(IMAGE)};

@@ -1,11 +1,11 @@
-/* driver.h - the part of NVIDIA's driver that the library uses, found at run time; no header of CUDA is needed.
+/* host.h - the part of NVIDIA's driver that the library uses, found at run time; no header of CUDA is needed.
  *
  * driver.c finds the driver and knows the devices; loader.c loads kernels and launches them. Both use what a thread has
  * made current and never change it.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#ifndef RN_CUDA_DRIVER_H
-#define RN_CUDA_DRIVER_H
+#ifndef RN_CUDA_HOST_H
+#define RN_CUDA_HOST_H
 
 #include "plan.h"
 
@@ -101,4 +101,4 @@ rmsnorm_status rn_loader_preload(void);
 extern const void *const rn_cuda_images[RN_CUDA_FAMILY_COUNT];
 uint32_t rn_cuda_families(void); /* as rn_cuda_device.families */
 
-#endif /* RN_CUDA_DRIVER_H */
+#endif /* RN_CUDA_HOST_H */
