@@ -76,8 +76,10 @@ struct rn_emulated_kernel {
 #define RN_SHARED_REST(name) char *const name = rn_emulated_shared_rest()
 
 RN_DEVICE uint64_t rn_high_product(uint64_t a, uint64_t b) {
-  return (uint64_t)((unsigned __int128)a * b >> 64);
+  __extension__ typedef unsigned __int128 wide;
+  return (uint64_t)((wide)a * b >> 64);
 }
+
 RN_DEVICE int rn_thread() {
   return rn_emulated_here->thread;
 }
@@ -129,31 +131,24 @@ template <int N> RN_DEVICE void rn_stream_store(void *at, rn_words<N> v) {
   memcpy(at, &v, sizeof v);
 }
 RN_DEVICE rn_words4 rn_stream_load16(const void *at) {
-  rn_words4 v;
-  rn_emulated_load(at, sizeof v);
-  memcpy(&v, at, sizeof v);
-  return v;
+  return rn_stream_load<4>(at);
 }
 RN_DEVICE rn_words2 rn_stream_load8(const void *at) {
-  rn_words2 v;
-  rn_emulated_load(at, sizeof v);
-  memcpy(&v, at, sizeof v);
-  return v;
+  return rn_stream_load<2>(at);
 }
 RN_DEVICE rn_words4 rn_kept_load16(const void *at) {
-  return rn_stream_load16(at);
+  return rn_stream_load<4>(at);
 }
 RN_DEVICE rn_words2 rn_kept_load8(const void *at) {
-  return rn_stream_load8(at);
+  return rn_stream_load<2>(at);
 }
 RN_DEVICE void rn_stream_store16(void *at, rn_words4 v) {
-  rn_emulated_store(at, sizeof v);
-  memcpy(at, &v, sizeof v);
+  rn_stream_store<4>(at, v);
 }
 RN_DEVICE void rn_stream_store8(void *at, rn_words2 v) {
-  rn_emulated_store(at, sizeof v);
-  memcpy(at, &v, sizeof v);
+  rn_stream_store<2>(at, v);
 }
+/* It reads, so it has to be in bounds. */
 RN_DEVICE void rn_touch(const void *at) {
   rn_emulated_load(at, 2);
 }

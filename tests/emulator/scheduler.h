@@ -47,9 +47,11 @@ struct cuda_block {
   std::vector<uint32_t> arrived_lanes; /* by warp */
 };
 
+/* Bytes on their way to shared memory: from global memory, or a value that another block sends. */
 struct copy {
   char *to;
-  const char *from;
+  const char *from; /* NULL: value */
+  float value;
   uint32_t bytes;
   rn_transfer *transfer;
 };

@@ -170,6 +170,39 @@ RN_KERNEL(transfers, params, 64) {
   p.y[i] = sum;
 }
 
+/* Every block sends its number to all blocks of the cluster, n times over two transfers. */
+RN_KERNEL(sends, params, 64) {
+  rn_wait_for_previous();
+  RN_SHARED(rn_transfer, full, 2);
+  RN_SHARED(float, got, 2 * 16);
+  const int i = rn_thread(), rank = rn_cluster_rank(), blocks = rn_cluster_blocks();
+  if (i < 2 && p.fault != 1) rn_transfer_init(&full[i], 1);
+  rn_cluster_arrive_relaxed();
+  rn_cluster_wait();
+  float sum = 0;
+  for (int c = 0; c < p.n; c++) {
+    if (i == 0) rn_transfer_expect(&full[c & 1], (uint32_t)(4 * blocks + (p.fault == 2 ? 4 : 0)));
+    if (i < blocks) rn_cluster_send(&got[(c & 1) * 16 + rank], i, (float)(rank * (c + 1)), &full[c & 1]);
+    if (p.fault != 3) rn_cluster_receive(&full[c & 1], (uint32_t)(c / 2 & 1));
+    for (int k = 0; k < blocks; k++) sum += got[(c & 1) * 16 + k];
+    rn_barrier();
+  }
+  if (p.fault == 3 && i == 0) rn_cluster_receive(&full[0], 0);
+  rn_cluster_arrive();
+  rn_cluster_wait();
+  p.y[rn_block() * 64 + i] = sum;
+}
+
+/* Narrow accesses and the high half of a product. */
+RN_KERNEL(narrow, params, 32) {
+  rn_wait_for_previous();
+  rn_touch(p.x + p.n);
+  rn_stream_store<1>(p.y, rn_kept_load<1>((const char *)p.x + p.fault));
+  rn_stream_store<2>(p.y + 2, rn_kept_load<2>(p.x + 2));
+  rn_stream_store<4>(p.y + 4, rn_stream_load<4>(p.x + 4));
+  p.y[1] = (float)rn_high_product((uint64_t)3 << 62, 20);
+}
+
 RN_KERNEL(never_waits, params, 32) {}
 
 /* ------------------------------------------------------------------------------------------------------------------ */
@@ -259,6 +292,11 @@ void test_memory() {
   const params p = {host, y, 0, 0};
   EXPECT_TEXT(rn_emulate_named("wide", &p, 1, 1, 1, 0), "out of bounds");
 
+  EXPECT_TEXT(run("narrow", 0, 0, 1, 1), nullptr);
+  EXPECT(y[0] == x[0] && y[1] == 15 && y[2] == x[2] && y[3] == x[3] && !memcmp(x + 4, y + 4, 16));
+  EXPECT_TEXT(run("narrow", 2, 0, 1, 1), "not aligned");
+  EXPECT_TEXT(run("narrow", 0, most, 1, 1), "out of bounds");
+
   EXPECT_TEXT(run("plain", 0, most - 1, 1, 1), nullptr);
   EXPECT_TEXT(run("plain", 0, most, 1, 1), "access out of bounds");
   EXPECT_TEXT(run("plain", 1, most, 1, 1), "access out of bounds");
@@ -340,6 +378,16 @@ void test_transfers() {
   EXPECT_TEXT(run("transfers", 0, 65, 1, 64), "out of bounds");
   /* A thread that refills a buffer while others still wait for it goes round the parity. */
   EXPECT_TEXT(run("transfers", 6, 9, 1, 64), "deadlock");
+  for (uint32_t blocks : {1, 4, 16})
+    for (int n : {1, 2, 3, 6}) {
+      EXPECT_TEXT(run("sends", 0, n, 16, 64, blocks), nullptr);
+      for (int i = 0; i < 16 * 64; i++)
+        EXPECT(y[i] == (float)(blocks * (blocks - 1) / 2 * (uint32_t)(n * (n + 1) / 2)));
+    }
+  EXPECT_TEXT(run("sends", 1, 2, 16, 64, 4), "not made");
+  EXPECT_TEXT(run("sends", 2, 2, 16, 64, 4), "deadlock");
+  EXPECT_TEXT(run("sends", 3, 1, 16, 64, 4), nullptr);
+  EXPECT(y[0] != y[0]);
   rn_emulated_capability = 80;
   EXPECT_TEXT(run("transfers", 0, 4, 1, 64), "does not have");
   EXPECT_TEXT(run("cluster", 0, 0, 16, 64, 4), "whole number of clusters");

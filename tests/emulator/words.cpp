@@ -216,7 +216,7 @@ void make_copies(rn_transfer *t) {
       continue;
     }
     now.copies.erase(now.copies.begin() + (long)i);
-    memcpy(c.to, c.from, c.bytes);
+    memcpy(c.to, c.from ? c.from : (const char *)&c.value, c.bytes);
     state s = open_word(t);
     s.bytes -= (int32_t)c.bytes;
     store_word(t, s);
@@ -260,16 +260,18 @@ void rn_transfer_start(void *shared, const void *global, uint32_t bytes, rn_tran
   if (!rn_emulated_holds(global, bytes)) fault("transfers %u bytes from %p, out of bounds", bytes, global);
   if (!own.has_waited) fault("transfers %u bytes from %p before rn_wait_for_previous", bytes, global);
   memset(shared, 0xff, bytes);
-  now.copies.push_back({(char *)shared, (const char *)global, bytes, t});
+  now.copies.push_back({(char *)shared, (const char *)global, 0, bytes, t});
   wake_waiting(t);
 }
 
 void rn_cluster_send(float *at, int rank, float v, rn_transfer *t) {
-  memcpy(in_peer(at, rank), &v, sizeof v);
+  need_transfers();
+  char *const to = in_peer(at, rank);
   rn_transfer *const there = (rn_transfer *)in_peer(t, rank);
-  state s = open_word_of_any(there);
-  s.bytes -= (int32_t)sizeof v;
-  store_word(there, s);
+  open_word_of_any(there);
+  memset(to, 0xff, sizeof v);
+  now.copies.push_back({to, nullptr, v, sizeof v, there});
+  wake_waiting(there);
 }
 
 void rn_transfer_wait(rn_transfer *t, uint32_t parity) {
