@@ -2,13 +2,14 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "bench.h"
+#include "bench_gpu.h"
 #include "commands.h"
 #include "json.h"
 #include "message.h"
+#include "options.h"
 
 #include <errno.h>
 #include <fnmatch.h>
-#include <getopt.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -19,6 +20,7 @@ static const char help[] =
     "  rmsnorm bench --rows 1 --cols 576,4096 --threads 1\n"
     "  rmsnorm bench --json --svg chart.svg\n"
     "  rmsnorm bench --call-cost                      nanoseconds of a one-row call of 64 columns\n"
+    "  rmsnorm bench --device cuda --peers peers.csv  a GPU, beside the times of others\n"
     "\n"
     "Usage: rmsnorm bench [OPTION]...\n"
     "\n"
@@ -41,6 +43,17 @@ static const char help[] =
     "  --call-cost      only what a call costs\n"
     "  --json           one JSON document instead of the table\n"
     "  --svg FILE       a chart: fraction against cols\n"
+    "  --device WHERE   cpu (default), cuda, or cuda:N, the GPU of that number\n"
+    "\n"
+    "On a GPU: graphs of many launches, buffers in the L2 (hot: at most 256 rows and 12 MiB) or four times its size\n"
+    "(cold); sampled rows are compared with portable before and after.\n"
+    "  --op LIST        fwd, add, bwd, addbwd, q, dyn, dyn8, addq, adddyn (default: the first three)\n"
+    "  --rows LIST      (default 1,256,2048 and 2^28 elements)\n"
+    "  --peers FILE     the cells of this table (op,dtype,rows,cols,mode,best_us,peer,bytes,copy_us), beside its "
+    "times\n"
+    "  --every N        only every Nth cell\n"
+    "  --dependent      launches that may begin before the one before has ended\n"
+    "  --multiprocessors N   grids for at most so many\n"
     "\n"
     "A cell marked ? (\"reliable\": false) was measured on a busy machine: its fraction is above 1.5, or the median "
     "copy\n"
@@ -48,15 +61,10 @@ static const char help[] =
     "For two threads and more set OMP_PROC_BIND=true in the environment, so that they stay where they are.\n"
     "Exit status: 0 fine, 1 a result was wrong, 2 trouble.\n";
 
-enum { MOST = 32, MOST_CELLS = 4096 };
-
-typedef struct list {
-  int64_t value[MOST];
-  int count;
-} list;
+enum { MOST_CELLS = 4096 };
 
 typedef struct options {
-  list ops, dtypes, cols, bytes, threads;
+  rn_list ops, dtypes, cols, bytes, threads;
   int64_t rows;
   double time;
   const char *impl, *svg;
@@ -65,114 +73,79 @@ typedef struct options {
 
 /* ---- options ---- */
 
-static bool number(const char *word, int64_t *value) {
-  char *end;
-  errno = 0;
-  long long v = strtoll(word, &end, 10);
-  int shift = *end == 'K' ? 10 : *end == 'M' ? 20 : *end == 'G' ? 30 : 0;
-  if (shift) end++;
-  if (errno || *end || end == word || v < 1 || v > INT64_MAX >> (shift + 1)) return false;
-  *value = (int64_t)v << shift;
-  return true;
-}
-
-static bool op_named(const char *word, int64_t *value) {
+static bool take_op(const char *word, void *value) {
   for (int i = 0; i < RN_BENCH_OPS; i++)
-    if (!strcmp(word, rn_bench_op_names[i])) return *value = i, true;
+    if (!strcmp(word, rn_bench_op_names[i])) return *(int64_t *)value = i, true;
   return false;
 }
 
-static bool dtype_named(const char *word, int64_t *value) {
+/* A GPU has operations of its own; those that both have may be called as on the CPU. */
+static bool take_gpu_op(const char *word, void *value) {
+  static const char *const others[] = {"forward", "residual", "backward"};
+  for (int i = 0; i < RN_GPU_OPS; i++)
+    if (!strcmp(word, rn_gpu_op_names[i]) || (i < 3 && !strcmp(word, others[i]))) return *(int64_t *)value = i, true;
+  return false;
+}
+
+static bool take_dtype(const char *word, void *value) {
   static const int dtypes[] = {RMSNORM_DTYPE_F32, RMSNORM_DTYPE_BF16, RMSNORM_DTYPE_F16};
   for (int i = 0; i < 3; i++)
-    if (!strcmp(word, rmsnorm_dtype_name(dtypes[i]))) return *value = dtypes[i], true;
+    if (!strcmp(word, rmsnorm_dtype_name(dtypes[i]))) return *(int64_t *)value = dtypes[i], true;
   return false;
 }
 
-static bool take_list(list *l, const char *text, const char *option, bool (*read)(const char *, int64_t *)) {
-  char word[64];
-  l->count = 0;
-  for (const char *at = text;; at++) {
-    size_t length = strcspn(at, ",");
-    snprintf(word, sizeof word, "%.*s", (int)length, at);
-    if (l->count == MOST || length >= sizeof word || !read(word, &l->value[l->count])) {
-      rn_trouble("bench", "%s does not take '%s'. Try: rmsnorm bench --help", option, word);
-      return false;
-    }
-    l->count++;
-    at += length;
-    if (!*at) return true;
-  }
+static bool take_dtypes(const char *text, void *list) {
+  return rn_take_list(text, list, take_dtype);
+}
+static bool take_counts(const char *text, void *list) {
+  return rn_take_list(text, list, rn_take_count);
 }
 
-static bool parse(int argc, char **argv, options *o, int *exit_status) {
-  enum { OP = 256, DTYPE, COLS, BYTES, ROWS, THREADS, IMPL, NAIVE, TIME, COST, JSON, SVG, HELP };
-  static const struct option table[] = {
-      {"op", required_argument, NULL, OP},     {"dtype", required_argument, NULL, DTYPE},
-      {"cols", required_argument, NULL, COLS}, {"bytes", required_argument, NULL, BYTES},
-      {"rows", required_argument, NULL, ROWS}, {"threads", required_argument, NULL, THREADS},
-      {"impl", required_argument, NULL, IMPL}, {"naive", no_argument, NULL, NAIVE},
-      {"time", required_argument, NULL, TIME}, {"call-cost", no_argument, NULL, COST},
-      {"json", no_argument, NULL, JSON},       {"svg", required_argument, NULL, SVG},
-      {"help", no_argument, NULL, HELP},       {NULL, 0, NULL, 0}};
-  char *end;
-  bool ok = true;
-  *exit_status = 2;
-  optind = 1;
-  for (int option; ok && (option = getopt_long(argc, argv, "h", table, NULL)) != -1;) switch (option) {
-    case OP:
-      ok = take_list(&o->ops, optarg, "--op", op_named);
-      break;
-    case DTYPE:
-      ok = take_list(&o->dtypes, optarg, "--dtype", dtype_named);
-      break;
-    case COLS:
-      ok = take_list(&o->cols, optarg, "--cols", number);
-      break;
-    case BYTES:
-      ok = take_list(&o->bytes, optarg, "--bytes", number);
-      break;
-    case THREADS:
-      ok = take_list(&o->threads, optarg, "--threads", number);
-      break;
-    case ROWS:
-      ok = number(optarg, &o->rows);
-      if (!ok) rn_trouble("bench", "--rows wants a whole number from 1, found '%s'", optarg);
-      break;
-    case TIME:
-      o->time = strtod(optarg, &end);
-      ok = end != optarg && !*end && o->time > 0 && o->time < 3600;
-      if (!ok) rn_trouble("bench", "--time wants seconds, found '%s'", optarg);
-      break;
-    case IMPL:
-      o->impl = optarg;
-      break;
-    case NAIVE:
-      o->naive = true;
-      break;
-    case COST:
-      o->call_cost = true;
-      break;
-    case JSON:
-      o->json = true;
-      break;
-    case SVG:
-      o->svg = optarg;
-      break;
-    case 'h':
-    case HELP:
-      fputs(help, stdout);
-      *exit_status = 0;
-      return false;
-    default:
-      fputs("Try: rmsnorm bench --help\n", stderr);
-      return false;
-    }
-  if (ok && optind < argc) {
-    rn_trouble("bench", "'%s' was not expected; options only. Try: rmsnorm bench --help", argv[optind]);
-    return false;
+/* -1: go on, with *o for the CPU or *g for a GPU. */
+static int parse(int argc, char **argv, options *o, rn_gpu_bench *g) {
+  const char *ops = NULL;
+  rn_list dtypes = {{0}, 0}, cols = {{0}, 0}, rows = {{0}, 0};
+  int64_t multiprocessors = 0;
+  bool dependent = false;
+  const rn_option table[] = {{"device", rn_take_where, &g->where, "cpu, cuda or cuda:N"},
+                             {"op", rn_take_text, &ops, "a list of operations"},
+                             {"dtype", take_dtypes, &dtypes, "a list of f32, bf16, f16"},
+                             {"cols", take_counts, &cols, "a list of whole numbers from 1"},
+                             {"bytes", take_counts, &o->bytes, "a list of sizes such as 512K,8M"},
+                             {"rows", take_counts, &rows, "whole numbers from 1"},
+                             {"threads", take_counts, &o->threads, "a list of whole numbers from 1"},
+                             {"impl", rn_take_text, &o->impl, "a pattern"},
+                             {"naive", rn_take_flag, &o->naive, NULL},
+                             {"time", rn_take_seconds, &o->time, "seconds"},
+                             {"call-cost", rn_take_flag, &o->call_cost, NULL},
+                             {"peers", rn_take_text, &g->peers, "a file"},
+                             {"every", rn_take_count, &g->every, "a whole number from 1"},
+                             {"dependent", rn_take_flag, &dependent, NULL},
+                             {"multiprocessors", rn_take_count, &multiprocessors, "a whole number from 1"},
+                             {"json", rn_take_flag, &o->json, NULL},
+                             {"svg", rn_take_text, &o->svg, "a file"},
+                             {NULL, NULL, NULL, NULL}};
+  int status = rn_options("bench", argc, argv, table, help);
+  if (status >= 0) return status;
+  bool gpu = g->where.device == RMSNORM_DEVICE_CUDA;
+  rn_list *list = gpu ? &g->ops : &o->ops;
+  if (ops && !rn_take_list(ops, list, gpu ? take_gpu_op : take_op))
+    return rn_trouble("bench", "--op does not take '%s'. Try: rmsnorm bench --help", ops);
+  if (gpu) {
+    g->dtypes = dtypes, g->cols = cols, g->rows = rows;
+    g->settings.budget = o->time, g->settings.impl = o->impl;
+    g->settings.launch.dependent = dependent, g->settings.launch.multiprocessors = (int32_t)multiprocessors;
+    g->json = o->json, g->call_cost = o->call_cost;
+    if (o->svg || o->naive) return rn_trouble("bench", "--svg and --naive are for the CPU. Try: rmsnorm bench --help");
+    return -1;
   }
-  return ok;
+  if (g->peers || dependent || multiprocessors)
+    return rn_trouble("bench", "--peers, --dependent and --multiprocessors want --device cuda");
+  if (dtypes.count) o->dtypes = dtypes;
+  if (cols.count) o->cols = cols;
+  if (rows.count > 1) return rn_trouble("bench", "--rows wants one whole number on the CPU");
+  if (rows.count) o->rows = rows.value[0];
+  return -1;
 }
 
 /* ---- the machine ---- */
@@ -291,6 +264,10 @@ static void print_json_cell(const rn_bench_cell *c, bool first) {
   printf("}}");
 }
 
+static bool runs_here(int impl) {
+  return rmsnorm_impl_device(impl) == RMSNORM_DEVICE_CPU && !rmsnorm_impl_why_not(impl);
+}
+
 /* ---- what a call costs ---- */
 
 static double call_cost(int dtype, bool residual, const char *impl) {
@@ -330,7 +307,7 @@ static int call_costs(const options *o) {
     for (int d = 0; d < 3; d++)
       for (int i = -1; i < 0 || rmsnorm_impl_name(i); i++) {
         const char *impl = i < 0 ? NULL : rmsnorm_impl_name(i);
-        if (impl && (!o->impl || fnmatch(o->impl, impl, 0) || rmsnorm_impl_why_not(i))) continue;
+        if (impl && (!o->impl || fnmatch(o->impl, impl, 0) || !runs_here(i))) continue;
         double ns = call_cost(dtypes[d], op == 1, impl);
         if (ns < 0) continue;
         const char *op_name = rn_bench_op_names[op], *type = rmsnorm_dtype_name(dtypes[d]);
@@ -380,7 +357,7 @@ static int run_cells(const options *o, rn_bench_cell *cells, int *count) {
           for (int k = 0; k < o->cols.count; k++)
             for (int i = -1; i < 0 || rmsnorm_impl_name(i); i++) {
               const char *impl = i < 0 ? NULL : rmsnorm_impl_name(i);
-              if (o->impl ? !impl || fnmatch(o->impl, impl, 0) || rmsnorm_impl_why_not(i) : impl != NULL) continue;
+              if (o->impl ? !impl || fnmatch(o->impl, impl, 0) || !runs_here(i) : impl != NULL) continue;
               rn_bench_cell *c = &cells[*count];
               if (*count == MOST_CELLS) return worst;
               memset(c, 0, sizeof *c);
@@ -409,9 +386,12 @@ int rn_cmd_bench(int argc, char **argv) {
                .bytes = {{(int64_t)512 << 10, (int64_t)8 << 20, (int64_t)256 << 20}, 3},
                .threads = {{1, sysconf(_SC_NPROCESSORS_ONLN)}, 2},
                .time = 0.15};
-  int status, count = 0;
+  rn_gpu_bench gpu = {.every = 1};
+  int count = 0;
   if (o.threads.value[1] <= 1) o.threads.count = 1;
-  if (!parse(argc, argv, &o, &status)) return status;
+  int status = parse(argc, argv, &o, &gpu);
+  if (status >= 0) return status;
+  if (gpu.where.device == RMSNORM_DEVICE_CUDA) return rn_gpu_bench_run(&gpu);
   print_head(&o);
   if (o.call_cost) return call_costs(&o);
   rn_bench_cell *cells = calloc(MOST_CELLS + 1, sizeof *cells);

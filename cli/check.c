@@ -82,6 +82,13 @@ static int64_t cases_of(const rn_check_options *o, int family) {
 
 /* ---- running ---- */
 
+/* Bits may not depend on how a call is launched: the cases of a device take all ways by turns. */
+void rn_check_launch(rn_harness *h, int64_t index) {
+  static const int32_t most[] = {0, 0, 0, 1, 0, 3, 0, 37};
+  h->launch.multiprocessors = most[index / 2 % 8];
+  h->launch.dependent = index % 5 == 4;
+}
+
 static int run_case(rn_harness *h, const rn_case *c, const rn_check_options *o, rn_check_report *r) {
   rn_check_note_running(r, c, "portable, packed");
   int answer = rn_harness_prepare(h, c, r->judged);
@@ -91,6 +98,7 @@ static int run_case(rn_harness *h, const rn_case *c, const rn_check_options *o, 
     bool unsupported;
     rn_check_note_running(r, c, r->name[i]);
     h->stream = c->index % 2 ? r->stream : NULL;
+    rn_check_launch(h, c->index);
     answer = rn_harness_run(h, r->name[i], &r->tally[i], &unsupported);
     if (h->found) rn_check_findings(h, r->name[i], c->family, c->index, o, r);
     if (answer == 2) return 2;
@@ -186,7 +194,7 @@ static int choose(const rn_check_options *o, rn_check_report *r) {
   const char *reason = NULL;
   for (int i = 0; rmsnorm_impl_name(i) && r->impls < RN_CHECK_IMPLS; i++) {
     const char *name = rmsnorm_impl_name(i);
-    if (!rn_where_has(&o->where, name) || (o->impl && fnmatch(o->impl, name, 0))) continue;
+    if (!rn_where_has(&o->where, i) || (o->impl && fnmatch(o->impl, name, 0))) continue;
     const char *why = rmsnorm_impl_why_not(i);
     if (!why)
       r->name[r->impls++] = name;
@@ -237,6 +245,11 @@ int rn_cmd_check(int argc, char **argv) {
       return rn_trouble("check", "--device cuda: %s", rn_device_error());
     }
     r.device = device;
+    if (rmsnorm_preload(RMSNORM_DEVICE_CUDA) != RMSNORM_OK) {
+      rn_stream_free(r.stream);
+      rn_device_close(device);
+      return rn_trouble("check", "--device cuda: %s", rmsnorm_last_error());
+    }
   }
   status = choose(&o, &r);
   if (!status) {

@@ -66,13 +66,22 @@ static int together(rn_bed *b, int count, const char *family, int64_t index) {
 
 static int run_graph(rn_bed *b, const char *family, int64_t index) {
   if (!prepare(b, index, 1)) return 2;
-  b->h[0].stream = b->stream[0];
-  /* A call outside of a graph comes first: it loads what a capture must not. */
-  b->h[0].graph = false;
-  int status = together(b, 1, family, index);
-  b->h[0].graph = true;
-  if (!status) status = together(b, 1, family, index);
-  return status;
+  b->h[0].stream = b->stream[0], b->h[0].graph = true;
+  rn_check_launch(&b->h[0], index);
+  return together(b, 1, family, index);
+}
+
+/* Some rows of a call exist only: all, none, one less, less than none, more than there are. Every other case is a graph
+ * that runs with all rows first. */
+static int run_live(rn_bed *b, const char *family, int64_t index) {
+  rn_harness *h = &b->h[0];
+  if (!prepare(b, index, 1)) return 2;
+  int64_t rows = b->c[0].rows;
+  const int64_t live[] = {rows - 1, 0, rows, 1, rows / 2, -3, rows + 5};
+  if (b->c[0].op == RMSNORM_OP_BACKWARD) return 0;
+  h->stream = b->stream[0], h->graph = index % 2, h->live = true, h->live_rows = live[index % 7];
+  rn_check_launch(h, index);
+  return together(b, 1, family, index);
 }
 
 static int run_streams(rn_bed *b, const char *family, int64_t index) {
@@ -89,6 +98,10 @@ static int run_contexts(rn_bed *b, const char *family, int64_t index) {
     /* Opening made it current. */
     if (!b->another || !(b->another_stream = rn_stream_new())) {
       rn_check_note(b->r, "%s/%lld: %s", family, (long long)index, rn_device_error());
+      return rn_device_use(b->r->device) ? 0 : 2;
+    }
+    if (rmsnorm_preload(RMSNORM_DEVICE_CUDA) != RMSNORM_OK) {
+      rn_check_note(b->r, "%s/%lld: %s", family, (long long)index, rmsnorm_last_error());
       return rn_device_use(b->r->device) ? 0 : 2;
     }
   }
@@ -114,6 +127,7 @@ static const struct family {
   int (*run)(rn_bed *b, const char *family, int64_t index);
 } families[] = {
     {"graph", "cases of all families, captured into a graph that is launched twice", {60, 400, 4000}, run_graph},
+    {"live", "calls of which some rows exist only, by a number on the device", {60, 400, 4000}, run_live},
     {"streams", "four calls on four streams at once", {20, 150, 1500}, run_streams},
     {"contexts", "two calls in two contexts by turns", {20, 100, 1000}, run_contexts},
     {"many", "10^6 rows of 64", {0, 8, 8}, run_many},

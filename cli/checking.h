@@ -45,6 +45,8 @@ void rn_check_note(rn_check_report *r, const char *format, ...)
     __attribute__((format(printf, 2, 3)))
 #endif
     ;
+/* The options of the launch of a case on a device. */
+void rn_check_launch(rn_harness *h, int64_t index);
 /* Findings of one case; `family`/`index` is what --case has to be told to see them again. */
 void rn_check_findings(const rn_harness *h, const char *impl, const char *family, int64_t index,
                        const rn_check_options *o, rn_check_report *r);

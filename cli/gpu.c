@@ -25,6 +25,17 @@ enum {
   CAPTURE_GLOBAL = 0 /* the strictest: nothing that a capture forbids may be called by anybody */
 };
 
+/* CUlaunchConfig */
+typedef struct launch {
+  unsigned blocks[3], threads[3], shared;
+  void *stream, *attributes;
+  unsigned attribute_count;
+} launch;
+
+#define LIBRARY_PARAMETERS                                                                                             \
+  (void **library, const void *image, int *options, void **values, unsigned count, int *library_options,               \
+   void **library_values, unsigned library_count)
+
 /* name without suffix, suffix, parameters */
 #define FUNCTIONS(X)                                                                                                   \
   X(cuInit, "", (unsigned flags))                                                                                      \
@@ -64,7 +75,10 @@ enum {
   X(cuGraphInstantiateWithFlags, "", (void **exec, void *graph, unsigned long long flags))                             \
   X(cuGraphLaunch, "", (void *exec, void *stream))                                                                     \
   X(cuGraphExecDestroy, "", (void *exec))                                                                              \
-  X(cuGraphDestroy, "", (void *graph))
+  X(cuGraphDestroy, "", (void *graph))                                                                                 \
+  X(cuLibraryLoadData, "", LIBRARY_PARAMETERS)                                                                         \
+  X(cuLibraryGetKernel, "", (void **kernel, void *library, const char *name))                                          \
+  X(cuLaunchKernelEx, "", (const launch *how, void *kernel, void **parameters, void **extra))
 
 static struct {
 #define MEMBER(name, suffix, parameters) int(*name) parameters;
@@ -307,6 +321,22 @@ void rn_graph_free(void *graph) {
   if (graph) (void)TRY(cuGraphExecDestroy, graph);
 }
 
+/* ---- kernels ---- */
+
+void *rn_kernel_find(const void *image, const char *name) {
+  static const void *loaded;
+  static void *library;
+  void *kernel = NULL;
+  if (image != loaded && !TRY(cuLibraryLoadData, &library, image, NULL, NULL, 0, NULL, NULL, 0)) return NULL;
+  loaded = image;
+  return TRY(cuLibraryGetKernel, &kernel, library, name) ? kernel : NULL;
+}
+
+bool rn_kernel_launch(void *kernel, unsigned blocks, unsigned threads, void *parameters, void *stream) {
+  const launch how = {{blocks, 1, 1}, {threads, 1, 1}, 0, stream, NULL, 0};
+  return TRY(cuLaunchKernelEx, &how, kernel, &parameters, NULL);
+}
+
 /* ---- --device ---- */
 
 bool rn_where_parse(const char *text, rn_where *where) {
@@ -323,6 +353,6 @@ bool rn_where_parse(const char *text, rn_where *where) {
   return !strcmp(text, "cpu");
 }
 
-bool rn_where_has(const rn_where *where, const char *impl) {
-  return (where->device == RMSNORM_DEVICE_CUDA) == !strncmp(impl, "cuda", 4);
+bool rn_where_has(const rn_where *where, int i) {
+  return rmsnorm_impl_device(i) == where->device;
 }

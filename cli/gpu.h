@@ -20,8 +20,8 @@ typedef struct rn_where {
 } rn_where;
 /* "cpu", "cuda" or "cuda:N"; false for anything else. */
 bool rn_where_parse(const char *text, rn_where *where);
-/* Whether the implementation of this name works on memory of that device. */
-bool rn_where_has(const rn_where *where, const char *impl);
+/* Whether implementation i of the library works on memory of that device. */
+bool rn_where_has(const rn_where *where, int i);
 
 typedef struct rn_device_facts {
   char name[128];
@@ -80,5 +80,10 @@ bool rn_graph_begin(void *stream);
 void *rn_graph_end(void *stream);
 bool rn_graph_launch(void *graph, void *stream);
 void rn_graph_free(void *graph);
+
+/* Kernels out of an image (fatbin or cubin) that the build made; NULL when it has none of that name. Loaded for all
+ * contexts and kept. `parameters` is the one struct that the kernel takes. */
+void *rn_kernel_find(const void *image, const char *name);
+bool rn_kernel_launch(void *kernel, unsigned blocks, unsigned threads, void *parameters, void *stream);
 
 #endif /* RN_CLI_GPU_H */

@@ -81,7 +81,12 @@ typedef struct rn_harness {
   const rn_device *device; /* NULL: the CPU */
   void *stream;            /* NULL: the default stream */
   bool graph;              /* the call is captured and launched twice; its stream may not be the default one */
-  rn_case own;             /* the case as it is called: what other calls hand in is there */
+  rmsnorm_launch launch;
+  bool live; /* forward and stats: only the first live_rows rows exist, by a number on the device; in a graph at
+                its second launch only */
+  int64_t live_rows;
+  int64_t *live_place; /* that number */
+  rn_case own;         /* the case as it is called: what other calls hand in is there */
   rn_binding bound[RN_TENSORS];
   uint32_t outputs;
   size_t workspace_bytes;

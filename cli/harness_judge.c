@@ -18,8 +18,7 @@ static void measure(rn_harness *h, int t, rn_approx ref, int64_t at, double got)
   m->elements++;
   if (share > m->share) m->share = share;
   if (ulp > m->ulp) {
-    rn_finding f;
-    f.tensor = t;
+    rn_finding f = {.tensor = t};
     rn_locate(h, &f, at);
     m->ulp = ulp;
     snprintf(m->where, sizeof m->where, "%s/%lld row %lld head %lld col %lld", c->family, (long long)c->index,
