@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -54,7 +55,9 @@ EXPORT fake_driver fake = {.version = 12040,
 static int enter(const char *name) {
   pthread_mutex_lock(&lock);
   snprintf(fake.last_call, sizeof fake.last_call, "%s", name);
-  return ++fake.calls == fake.fail_at ? fake.fail_with : SUCCESS;
+  if (++fake.calls != fake.fail_at) return SUCCESS;
+  snprintf(fake.failed_call, sizeof fake.failed_call, "%s", name);
+  return fake.fail_with;
 }
 static int leave(int result) {
   pthread_mutex_unlock(&lock);
@@ -129,6 +132,7 @@ static int cuGetErrorName(int error, const char **name) {
 
 static int cuLibraryLoadData(void **library, const void *image, int *jit_options, void **jit_values, unsigned jit_count,
                              int *options, void **values, unsigned count) {
+  usleep((useconds_t)fake.load_us);
   ENTER();
   if (image == NULL || jit_options != NULL || jit_values != NULL || jit_count != 0 || options != NULL ||
       values != NULL || count != 0)
@@ -185,6 +189,7 @@ static int cuKernelSetAttribute(int attribute, int value, void *handle, int devi
     k->wide_clusters[device] = 1;
   else
     return leave(breach("setting an attribute of", k->name));
+  fake.attributes_set[device]++;
   return leave(SUCCESS);
 }
 

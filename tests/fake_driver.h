@@ -38,12 +38,13 @@ typedef struct fake_driver {
   int fail_with;     /* a CUresult */
   const char *lacks; /* an entry point that this driver does not have, or NULL */
   size_t params_bytes;
+  int load_us; /* how long a library takes to load */
   /* Written by the driver. */
   int calls; /* all of them, of any thread */
-  char last_call[64];
+  char last_call[64], failed_call[64];
   char asked[FAKE_MOST][48]; /* entry points asked for by name */
   int asked_count;
-  int loads, unloads, functions_loaded;
+  int loads, unloads, functions_loaded, attributes_set[FAKE_DEVICES];
   int launches, memsets;
   fake_launch launch[FAKE_MOST];
   fake_memset memset8[FAKE_MOST];
