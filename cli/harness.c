@@ -4,8 +4,6 @@
 #include "harness_parts.h"
 
 #include <math.h>
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -14,41 +12,6 @@ const rn_library rn_library_real = {rmsnorm_forward, rmsnorm_stats, rmsnorm_back
 const char *rn_finding_name(int kind) {
   static const char *const names[RN_FINDING_KINDS] = {"bits", "guard", "input", "refused", "float64", "staged"};
   return names[kind];
-}
-
-/* Bytes outputs hold before a call. They differ between the reference call and the call under test, so that an element
- * neither writes can not look right; input gaps are NaN, so that reading one shows. */
-enum { POISON_REFERENCE = 0xa5, POISON_TEST = 0x5a, POISON_INPUT = 0xff };
-
-/* ---- a parallel-for of the caller ---- */
-
-typedef struct crew {
-  atomic_llong next;
-  int64_t tasks;
-  void (*task)(void *context, int64_t index);
-  void *context;
-} crew;
-
-static void *crew_work(void *argument) {
-  crew *c = argument;
-  for (;;) {
-    int64_t i = atomic_fetch_sub(&c->next, 1); /* last task first: no order may be relied on */
-    if (i < 0) return NULL;
-    c->task(c->context, i);
-  }
-}
-
-static void crew_run(void *context, int64_t tasks, void (*task)(void *, int64_t), void *task_context) {
-  enum { MOST = 8 };
-  const int *threads = context;
-  pthread_t others[MOST];
-  int started = 0;
-  crew c = {tasks - 1, tasks, task, task_context};
-  while (started < *threads - 1 && started < MOST && started < tasks - 1 &&
-         !pthread_create(&others[started], NULL, crew_work, &c))
-    started++;
-  crew_work(&c);
-  while (started) pthread_join(others[--started], NULL);
 }
 
 /* ---- from a case to arguments ---- */
@@ -135,24 +98,9 @@ rmsnorm_backward_args rn_bind_backward(const rn_case *c, const rn_binding *b) {
   return a;
 }
 
-/* Device, threads and implementation, alike in the three structs. A device has its own. */
-#define EXECUTE(args, h, name, crew_size, how)                                                                         \
-  do {                                                                                                                 \
-    int threads_ = (h)->device ? 0 : (h)->own.threads;                                                                 \
-    (args).impl = (name);                                                                                              \
-    (args).device = (h)->device ? RMSNORM_DEVICE_CUDA : RMSNORM_DEVICE_CPU;                                            \
-    (args).threads = threads_ > 0 ? threads_ : 0;                                                                      \
-    (args).launch = (h)->device ? &(h)->launch : NULL;                                                                 \
-    if (threads_ < 0) {                                                                                                \
-      (crew_size) = -threads_;                                                                                         \
-      (how).context = &(crew_size), (how).threads = (crew_size), (how).run = crew_run;                                 \
-      (args).parallel = &(how);                                                                                        \
-    }                                                                                                                  \
-  } while (0)
-
 /* ---- findings ---- */
 
-static rn_finding *find(rn_harness *h, int kind, int tensor) {
+rn_finding *rn_find(rn_harness *h, int kind, int tensor) {
   for (int i = 0; i < h->found; i++)
     if (h->findings[i].kind == kind && h->findings[i].tensor == tensor) {
       h->findings[i].count++;
@@ -177,7 +125,7 @@ void rn_locate(const rn_harness *h, rn_finding *f, int64_t at) {
 }
 
 void rn_found_value(rn_harness *h, int kind, int tensor, int64_t at, double got, double want) {
-  rn_finding *f = find(h, kind, tensor);
+  rn_finding *f = rn_find(h, kind, tensor);
   if (!f) return;
   rn_locate(h, f, at);
   f->got = got, f->want = want;
@@ -204,7 +152,7 @@ int64_t rn_compare_bits(rn_harness *h, int kind, int t, const void *got, const v
 
 /* ---- memory ---- */
 
-static bool grow(void **p, size_t *have, size_t bytes) {
+bool rn_grow(void **p, size_t *have, size_t bytes) {
   bytes += 64;
   if (bytes <= *have) return true;
   free(*p);
@@ -216,7 +164,7 @@ static bool grow(void **p, size_t *have, size_t bytes) {
   return true;
 }
 
-static bool place_slot(rn_harness *h, int t) {
+bool rn_place_slot(rn_harness *h, int t) {
   const rn_case *c = h->c;
   rn_slot *s = &h->slot[t];
   rn_layout l = c->layout[t];
@@ -244,26 +192,21 @@ static bool place_slot(rn_harness *h, int t) {
   return rn_slot_place(s, l.offset, l.at_end);
 }
 
-static rn_binding slot_binding(const rn_slot *s) {
-  rn_binding b = {s->data, s->row_stride, s->head_stride, s->col_stride};
-  return b;
-}
-
 /* An input in guarded memory, and the same values packed for the reference call. */
 static bool make_input(rn_harness *h, int t) {
   const rn_case *c = h->c;
   rn_slot *s = &h->slot[t];
   int64_t rows = rn_tensor_is_strided(t) ? c->rows * c->heads : 1,
           cols = rn_tensor_is_strided(t) ? c->cols : h->count[t];
-  if (!grow(&h->packed[t], &h->packed_bytes[t], (size_t)h->count[t] * size_of(c, t)) || !place_slot(h, t) ||
-      !grow(&h->scratch, &h->scratch_bytes, (size_t)cols * sizeof(double)))
+  if (!rn_grow(&h->packed[t], &h->packed_bytes[t], (size_t)h->count[t] * size_of(c, t)) || !rn_place_slot(h, t) ||
+      !rn_grow(&h->scratch, &h->scratch_bytes, (size_t)cols * sizeof(double)))
     return false;
   double *values = h->scratch;
   for (int64_t r = 0; r < rows; r++) {
     rn_case_fill(c, t, r, values, cols);
     for (int64_t i = 0; i < cols; i++) rn_ref_store(c->dtype[t], h->packed[t], r * cols + i, values[i]);
   }
-  rn_slot_poison(s, POISON_INPUT);
+  rn_slot_poison(s, RN_POISON_INPUT);
   rn_slot_put(s, h->packed[t]);
   rn_slot_keep(s);
   rn_slot_get(s, h->packed[t]); /* repeated rows have become equal */
@@ -272,8 +215,8 @@ static bool make_input(rn_harness *h, int t) {
 
 /* An input whose packed values are there already. */
 static bool adopt_input(rn_harness *h, int t) {
-  if (!place_slot(h, t)) return false;
-  rn_slot_poison(&h->slot[t], POISON_INPUT);
+  if (!rn_place_slot(h, t)) return false;
+  rn_slot_poison(&h->slot[t], RN_POISON_INPUT);
   rn_slot_put(&h->slot[t], h->packed[t]);
   rn_slot_keep(&h->slot[t]);
   return true;
@@ -282,7 +225,7 @@ static bool adopt_input(rn_harness *h, int t) {
 /* Any sums will do, as long as they are not those of the rows. */
 static bool make_sums(rn_harness *h) {
   const rn_case *c = h->c;
-  if (!grow(&h->packed[RN_SUMSQ_IN], &h->packed_bytes[RN_SUMSQ_IN], (size_t)h->count[RN_SUMSQ_IN] * sizeof(float)))
+  if (!rn_grow(&h->packed[RN_SUMSQ_IN], &h->packed_bytes[RN_SUMSQ_IN], (size_t)h->count[RN_SUMSQ_IN] * sizeof(float)))
     return false;
   float *sums = h->packed[RN_SUMSQ_IN];
   int64_t width = c->cols / c->groups;
@@ -299,8 +242,8 @@ static bool make_sums(rn_harness *h) {
 
 /* ---- the reference call ---- */
 
-static void refused(rn_harness *h, rmsnorm_status status) {
-  rn_finding *f = find(h, RN_FOUND_REFUSED, RN_X);
+void rn_refused(rn_harness *h, rmsnorm_status status) {
+  rn_finding *f = rn_find(h, RN_FOUND_REFUSED, RN_X);
   if (f) snprintf(f->text, sizeof f->text, "%s: %s", rmsnorm_status_string(status), rmsnorm_last_error());
 }
 
@@ -360,7 +303,7 @@ static rmsnorm_status reference_backward(rn_harness *h) {
   rmsnorm_status status = h->reference_library->workspace(&a, &bytes);
   if (status != RMSNORM_OK) return status;
   void *workspace = aligned_alloc(64, (bytes / 64 + 1) * 64);
-  if (workspace) memset(workspace, POISON_INPUT, bytes);
+  if (workspace) memset(workspace, RN_POISON_INPUT, bytes);
   a.workspace = bytes ? workspace : NULL, a.workspace_bytes = bytes;
   status = h->reference_library->backward(&a, NULL);
   free(workspace);
@@ -401,7 +344,7 @@ void rn_harness_free(rn_harness *h) {
   memset(h, 0, sizeof *h);
 }
 
-static void count_findings(rn_harness *h, rn_tally *tally) {
+void rn_count_findings(rn_harness *h, rn_tally *tally) {
   tally->failed_cases += h->found > 0;
   for (int i = 0; i < h->found; i++) tally->found[h->findings[i].kind]++;
 }
@@ -413,8 +356,8 @@ int rn_harness_prepare(rn_harness *h, const rn_case *c, rn_tally *portable) {
     h->count[t] = count_of(c, t);
     bool stands_for_type = t == RN_SUM && c->op != RMSNORM_OP_FORWARD;
     if (t >= RN_INPUTS && c->dtype[t] && !stands_for_type) h->all |= 1u << t;
-    if (t >= RN_INPUTS && !grow(&h->packed[t], &h->packed_bytes[t], (size_t)h->count[t] * 8)) return 2;
-    if (t >= RN_INPUTS) memset(h->packed[t], POISON_REFERENCE, (size_t)h->count[t] * size_of(c, t));
+    if (t >= RN_INPUTS && !rn_grow(&h->packed[t], &h->packed_bytes[t], (size_t)h->count[t] * 8)) return 2;
+    if (t >= RN_INPUTS) memset(h->packed[t], RN_POISON_REFERENCE, (size_t)h->count[t] * size_of(c, t));
   }
   for (int t = 0; t < RN_SUMSQ_IN; t++)
     if (c->dtype[t] && !make_input(h, t)) return 2;
@@ -430,20 +373,20 @@ int rn_harness_prepare(rn_harness *h, const rn_case *c, rn_tally *portable) {
     if (status == RMSNORM_OK) status = forward_rstd(h, RMSNORM_ROUND_NONE);
   }
   if (status != RMSNORM_OK) {
-    refused(h, status);
-    count_findings(h, portable);
+    rn_refused(h, status);
+    rn_count_findings(h, portable);
     return 2;
   }
   bool ok = c->unjudged                   ? true
             : c->op == RMSNORM_OP_FORWARD ? rn_judge_forward(h)
             : c->op == RMSNORM_OP_STATS   ? rn_judge_stats(h)
                                           : rn_judge_backward(h);
-  count_findings(h, portable);
+  rn_count_findings(h, portable);
   return !ok ? 2 : h->found > 0;
 }
 
 /* Inputs of a backward that come out of other calls. */
-static bool hand_in(rn_harness *h, rn_case *c) {
+bool rn_hand_in(rn_harness *h, rn_case *c) {
   struct {
     bool wanted;
     int from, to, dtype;
@@ -457,272 +400,9 @@ static bool hand_in(rn_harness *h, rn_case *c) {
     int to = list[i].to;
     c->dtype[to] = list[i].dtype;
     size_t bytes = (size_t)h->count[to] * size_of(c, to);
-    if (!grow(&h->packed[to], &h->packed_bytes[to], bytes)) return false;
+    if (!rn_grow(&h->packed[to], &h->packed_bytes[to], bytes)) return false;
     memcpy(h->packed[to], h->packed[list[i].from], bytes);
     if (!adopt_input(h, to)) return false;
   }
   return true;
-}
-
-/* ---- the call under test ---- */
-
-static rmsnorm_backward_args backward_under_test(rn_harness *h, const char *impl, int *crew_size,
-                                                 rmsnorm_parallel *how) {
-  rmsnorm_backward_args a = rn_bind_backward(&h->own, h->bound);
-  EXECUTE(a, h, impl, *crew_size, *how);
-  a.workspace = h->bound[RN_WORKSPACE].data, a.workspace_bytes = h->workspace_bytes;
-  return a;
-}
-
-static rmsnorm_status call(rn_harness *h, const char *impl) {
-  const rn_case *c = &h->own;
-  const rn_binding *b = h->bound;
-  rmsnorm_parallel how;
-  int crew_size;
-  memset(&how, 0, sizeof how);
-  if (c->op == RMSNORM_OP_STATS || c->split) {
-    rmsnorm_stats_args a = rn_bind_stats(c, b);
-    EXECUTE(a, h, impl, crew_size, how);
-    rmsnorm_status status = h->library->stats(&a, h->stream);
-    if (status != RMSNORM_OK || !c->split) return status;
-  }
-  if (c->op == RMSNORM_OP_FORWARD) {
-    rmsnorm_forward_args a = rn_bind_forward(c, b);
-    if (c->split) a.sumsq = b[RN_SUMSQ].data;
-    EXECUTE(a, h, impl, crew_size, how);
-    return h->library->forward(&a, h->stream);
-  }
-  rmsnorm_backward_args a = backward_under_test(h, impl, &crew_size, &how);
-  return h->library->backward(&a, h->stream);
-}
-
-/* Outputs may share the slot of an input. */
-static bool is_alias(const rn_harness *h, int t) {
-  return t >= RN_INPUTS && t < RN_WORKSPACE && h->own.alias[t] >= 0;
-}
-
-/* The slot that an array of the call lies in. NULL: the call has no such array. */
-static rn_slot *slot_of(rn_harness *h, int t) {
-  return !h->bound[t].data ? NULL : &h->slot[is_alias(h, t) ? h->own.alias[t] : t];
-}
-
-/* Whether the array has a slot of its own, filled and looked at once. */
-static bool has_slot(const rn_harness *h, int t) {
-  return h->bound[t].data && !is_alias(h, t);
-}
-
-static int device_trouble(rn_harness *h) {
-  rn_finding *f = find(h, RN_FOUND_REFUSED, RN_X);
-  if (f) snprintf(f->text, sizeof f->text, "the device: %.180s", rn_device_error());
-  return 2;
-}
-
-static bool upload(rn_harness *h) {
-  for (int t = 0; t < RN_TENSORS; t++)
-    if (has_slot(h, t) && !rn_slot_upload(&h->slot[t])) return false;
-  return rn_device_finish(); /* other streams do not wait for the copies */
-}
-
-/* The number of rows that exist, on the device. */
-static bool place_live_rows(rn_harness *h, int64_t rows) {
-  h->launch.live_rows = NULL;
-  if (!h->live) return true;
-  if (!h->live_place && !(h->live_place = rn_device_alloc(sizeof rows))) return false;
-  h->launch.live_rows = h->live_place;
-  return rn_device_upload(h->live_place, &rows, sizeof rows);
-}
-
-/* How many of its rows a call has written. */
-static int64_t rows_written(const rn_harness *h) {
-  int64_t rows = h->own.rows;
-  return !h->live || h->live_rows > rows ? rows : h->live_rows < 0 ? 0 : h->live_rows;
-}
-
-/* The elements of an output that belong to the rows written: its slot becomes so much smaller. */
-static int64_t cut_to_rows_written(const rn_harness *h, rn_slot *s, int64_t elements) {
-  int64_t rows = h->own.rows, written = rows_written(h);
-  if (written == rows) return elements;
-  if (s->rows == 1 && s->heads == 1)
-    s->cols = s->cols / rows * written; /* packed over all rows */
-  else
-    s->rows = s->rows / rows * written; /* a dimension of rows, or of rows and heads */
-  return elements / rows * written;
-}
-
-/* The backward's workspace, once all other arrays have their places. */
-static int place_workspace(rn_harness *h, const char *impl) {
-  rmsnorm_parallel how;
-  int crew_size;
-  memset(&how, 0, sizeof how);
-  h->workspace_bytes = 0;
-  if (h->own.op != RMSNORM_OP_BACKWARD) return 0;
-  rmsnorm_backward_args a = backward_under_test(h, impl, &crew_size, &how);
-  size_t bytes = 0;
-  h->status = h->library->workspace(&a, &bytes);
-  if (h->status != RMSNORM_OK || !bytes) return 0;
-  rn_slot *s = &h->slot[RN_WORKSPACE];
-  s->rows = s->heads = 1, s->cols = (int64_t)bytes, s->row_stride = s->head_stride = 0;
-  s->col_stride = 1, s->size = 1;
-  if (!rn_slot_place(s, 0, bytes % 64 == 0)) return 2;
-  rn_slot_poison(s, POISON_INPUT), rn_slot_keep(s);
-  h->bound[RN_WORKSPACE] = slot_binding(s), h->workspace_bytes = bytes;
-  return 0;
-}
-
-/* Binds the mirror of every slot instead of the slot. */
-static int place_mirrors(rn_harness *h) {
-  if (!upload(h)) return device_trouble(h);
-  for (int t = 0; t < RN_TENSORS; t++) {
-    rn_slot *s = slot_of(h, t);
-    if (s) h->bound[t].data = rn_slot_mirrored(s);
-  }
-  return 0;
-}
-
-static int place(rn_harness *h, const char *impl) {
-  rn_case *c = &h->own;
-  rn_binding *b = h->bound;
-  memset(b, 0, sizeof h->bound);
-  h->found = 0, h->status = RMSNORM_OK, h->outputs = h->all & c->want;
-  if (h->device && !rn_device_use(h->device)) return device_trouble(h);
-  if (!hand_in(h, c)) return 2;
-  if (c->split) c->dtype[RN_SUMSQ] = RMSNORM_DTYPE_F32;
-  for (int t = 0; t < RN_INPUTS; t++)
-    if (c->dtype[t]) rn_slot_restore(&h->slot[t]), b[t] = slot_binding(&h->slot[t]);
-  for (int t = RN_INPUTS; t < RN_WORKSPACE; t++) {
-    if (!(h->outputs & 1u << t) && !(c->split && t == RN_SUMSQ)) continue;
-    if (c->alias[t] >= 0) {
-      b[t] = b[c->alias[t]];
-      continue;
-    }
-    if (!place_slot(h, t)) return 2;
-    rn_slot_poison(&h->slot[t], POISON_TEST), rn_slot_keep(&h->slot[t]);
-    b[t] = slot_binding(&h->slot[t]);
-  }
-  int answer = place_workspace(h, impl);
-  if (answer || !h->device) return answer;
-  if (!place_live_rows(h, h->graph ? c->rows : h->live_rows)) return device_trouble(h);
-  return place_mirrors(h);
-}
-
-int rn_harness_place(rn_harness *h, const char *impl) {
-  const rn_case *outside = h->c;
-  h->own = *outside, h->c = &h->own;
-  int answer = place(h, impl);
-  h->c = outside;
-  return answer;
-}
-
-/* The call becomes a graph; the graph runs, everything it wrote is undone, and it runs again. */
-static rmsnorm_status call_graph(rn_harness *h, const char *impl) {
-  if (!rn_graph_begin(h->stream)) {
-    device_trouble(h);
-    return RMSNORM_ERROR_DEVICE;
-  }
-  rmsnorm_status status = call(h, impl);
-  void *graph = rn_graph_end(h->stream);
-  if (status != RMSNORM_OK) {
-    rn_graph_free(graph);
-    return status;
-  }
-  bool ok = graph && rn_graph_launch(graph, h->stream) && rn_stream_finish(h->stream) && upload(h) &&
-            place_live_rows(h, h->live_rows) && rn_device_finish() && rn_graph_launch(graph, h->stream) &&
-            rn_stream_finish(h->stream);
-  if (!ok) device_trouble(h);
-  rn_graph_free(graph);
-  return RMSNORM_OK;
-}
-
-void rn_harness_call(rn_harness *h, const char *impl) {
-  if (h->status != RMSNORM_OK) return; /* the workspace was refused already */
-  if (h->device && !rn_device_use(h->device)) {
-    device_trouble(h);
-    return;
-  }
-  h->status = h->graph ? call_graph(h, impl) : call(h, impl);
-}
-
-/* Everything back from the device. */
-static bool download(rn_harness *h) {
-  if (!rn_device_use(h->device) || !rn_stream_finish(h->stream)) return false;
-  for (int t = 0; t < RN_TENSORS; t++) {
-    bool wild = false;
-    int64_t offset = 0;
-    if (!has_slot(h, t)) continue;
-    if (!grow(&h->scratch, &h->scratch_bytes, h->slot[t].usable)) return false;
-    if (!rn_slot_download(&h->slot[t], h->scratch, &wild, &offset)) return false;
-    rn_finding *f = wild ? find(h, RN_FOUND_GUARD, t) : NULL;
-    if (f) f->col = offset;
-  }
-  return true;
-}
-
-/* Compares what the call returned, and makes the elements those of the image again. Rows that do not exist have to be
- * as they were, which is for look_for_damage to see. */
-static bool compare_outputs(rn_harness *h, rn_tally *tally) {
-  for (int t = RN_INPUTS; t < RN_WORKSPACE; t++) {
-    bool sums = h->own.split && t == RN_SUMSQ; /* they are not compared: what is made of them is */
-    if (!(h->outputs & 1u << t) && !sums) continue;
-    rn_slot cut = *slot_of(h, t);
-    int64_t all = h->count[t];
-    h->count[t] = cut_to_rows_written(h, &cut, all);
-    bool ok = grow(&h->scratch, &h->scratch_bytes, (size_t)all * cut.size);
-    if (ok && !sums) {
-      rn_slot_get(&cut, h->scratch);
-      tally->differing += rn_compare_bits(h, RN_FOUND_BITS, t, h->scratch, h->packed[t], NULL);
-      tally->elements += h->count[t];
-    }
-    if (ok) rn_slot_forget_elements(&cut);
-    h->count[t] = all;
-    if (!ok) return false;
-  }
-  return true;
-}
-
-static void look_for_damage(rn_harness *h) {
-  for (int t = 0; t < RN_TENSORS; t++) {
-    int64_t offset;
-    if (!has_slot(h, t) || !rn_slot_damage(&h->slot[t], &offset)) continue;
-    bool aliased = false;
-    for (int o = RN_INPUTS; o < RN_WORKSPACE; o++) aliased |= h->own.alias[o] == t && h->bound[o].data;
-    rn_finding *f = find(h, t < RN_INPUTS && !aliased ? RN_FOUND_INPUT : RN_FOUND_GUARD, t);
-    if (f) f->col = offset;
-    rn_slot_restore(&h->slot[t]);
-  }
-}
-
-int rn_harness_collect(rn_harness *h, const char *impl, rn_tally *tally, bool *unsupported) {
-  const rn_case *outside = h->c;
-  bool ran = h->status == RMSNORM_OK;
-  int answer = 2;
-  *unsupported = !ran && h->status == RMSNORM_ERROR_UNSUPPORTED && strcmp(impl, "portable");
-  h->c = &h->own;
-  if (!ran && !*unsupported) refused(h, h->status);
-  if (h->device && !download(h)) {
-    device_trouble(h);
-    goto done;
-  }
-  if (h->bound[RN_WORKSPACE].data) rn_slot_forget_elements(&h->slot[RN_WORKSPACE]);
-  if (ran && !compare_outputs(h, tally)) goto done;
-  look_for_damage(h);
-  if (*unsupported)
-    tally->unsupported++;
-  else
-    tally->cases++;
-  answer = h->found > 0;
-done:
-  count_findings(h, tally);
-  h->c = outside;
-  return answer;
-}
-
-int rn_harness_run(rn_harness *h, const char *impl, rn_tally *tally, bool *unsupported) {
-  *unsupported = false;
-  int answer = rn_harness_place(h, impl);
-  if (answer) {
-    count_findings(h, tally);
-    return answer;
-  }
-  rn_harness_call(h, impl);
-  return rn_harness_collect(h, impl, tally, unsupported);
 }

@@ -2,6 +2,7 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "commands.h"
+#include "gpu.h"
 #include "json.h"
 #include "message.h"
 #include "rmsnorm.h"
@@ -20,12 +21,26 @@ static void help(FILE *out) {
         "\n"
         "Usage: rmsnorm info [--json]\n"
         "\n"
-        "Version, processor features, implementations (fastest first), defaults, and the presets with the model "
+        "Version, processor features, GPUs, implementations (fastest first), defaults, and the presets with the model "
         "families\n"
         "that use them.\n"
         "\n"
-        "Environment: RMSNORM_IMPL forces an implementation; NO_COLOR.\n",
+        "Environment: RMSNORM_IMPL forces an implementation; RMSNORM_CUDA_DRIVER, the driver's library; NO_COLOR.\n",
         out);
+}
+
+static void print_devices(void) {
+  const int count = rn_device_count();
+  if (count == 0) printf("gpu             none: %s\n", rn_device_error());
+  for (int i = 0; i < count; i++) {
+    rn_device_facts f;
+    if (rn_device_facts_of(i, &f))
+      printf("gpu %-11d %s, compute capability %d.%d, %d multiprocessors, %.1f GiB, L2 %.0f MiB, driver %d.%d\n", i,
+             f.name, f.major, f.minor, f.sms, (double)f.memory_bytes * 0x1p-30, (double)f.l2_bytes * 0x1p-20,
+             f.driver / 1000, f.driver % 1000 / 10);
+    else
+      printf("gpu %-11d %s\n", i, rn_device_error());
+  }
 }
 
 static void print_text(void) {
@@ -36,6 +51,7 @@ static void print_text(void) {
     printf("header          %d.%d.%d (the loaded library is another version)\n", RMSNORM_VERSION_MAJOR,
            RMSNORM_VERSION_MINOR, RMSNORM_VERSION_PATCH);
   printf("processor       %s\n", *rmsnorm_cpu_features() ? rmsnorm_cpu_features() : "no vector sets found");
+  print_devices();
   printf("forced          %s\n", forced != NULL && *forced ? forced : "nothing (RMSNORM_IMPL is not set)");
   printf("\n%sImplementations, the first that takes a problem runs%s\n", on, off);
   for (int i = 0; (name = rmsnorm_impl_name(i)) != NULL; i++) {
@@ -66,6 +82,23 @@ static void put_key(const char *key, const char *text) {
   rn_json_put(stdout, text);
 }
 
+static void print_json_devices(void) {
+  const int count = rn_device_count();
+  printf(",\"gpus\":[");
+  for (int i = 0; i < count; i++) {
+    rn_device_facts f;
+    const bool good = rn_device_facts_of(i, &f);
+    printf("%s{", i ? "," : "");
+    put_key("name", f.name);
+    printf(",\"driver\":%d,\"capability\":[%d,%d],\"multiprocessors\":%d,\"memory_bytes\":%zu,\"l2_bytes\":%zu,",
+           f.driver, f.major, f.minor, f.sms, f.memory_bytes, f.l2_bytes);
+    put_key("error", good ? "" : rn_device_error());
+    putchar('}');
+  }
+  printf("],");
+  put_key("no_gpu", count ? "" : rn_device_error());
+}
+
 static void print_json(void) {
   const char *forced = getenv("RMSNORM_IMPL"), *name;
   printf("{\"format\":1,\"command\":\"info\",");
@@ -74,6 +107,7 @@ static void print_json(void) {
   put_key("cpu_features", rmsnorm_cpu_features());
   putchar(',');
   put_key("forced", forced ? forced : "");
+  print_json_devices();
   printf(",\"implementations\":[");
   for (int i = 0; (name = rmsnorm_impl_name(i)) != NULL; i++) {
     const char *why_not = rmsnorm_impl_why_not(i);

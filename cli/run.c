@@ -224,8 +224,10 @@ static double now(void) {
 static int call(rn_job *j) {
   rmsnorm_status status = rmsnorm_impl_for(RMSNORM_OP_FORWARD, &j->args, &j->impl);
   if (status != RMSNORM_OK) return refused(status);
+  const int on_device = j->where.device == RMSNORM_DEVICE_CPU ? 0 : rn_run_on_device(j);
+  if (on_device != 0) return on_device;
   double total = 0;
-  for (int i = 0; i < 4 && total < 1; i++) {
+  for (int i = 0; i < 4 && total < 1 && j->where.device == RMSNORM_DEVICE_CPU; i++) {
     const double start = now();
     status = rmsnorm_forward(&j->args, NULL);
     const double seconds = now() - start;
@@ -263,6 +265,7 @@ static int work(rn_job *j) {
     return rn_trouble("run", "%s wants a gate. Try: --gate FILE, or --gate-act none",
                       j->preset ? "this preset" : "--gate-act");
   settle_offset(j);
+  a->device = j->where.device;
   a->x = input(&j->x, a);
   if (j->residual_spec != NULL) a->residual = input(&j->residual, a);
   if (j->gate_spec != NULL) a->gate = input(&j->gate, a);

@@ -7,6 +7,7 @@
 
 #include "compare.h"
 #include "files.h"
+#include "gpu.h"
 
 enum { OUT_Y, OUT_Q, OUT_SCALE, OUT_RESIDUAL, OUT_RSTD, OUTS };
 
@@ -31,6 +32,7 @@ typedef struct rn_job {
   rmsnorm_forward_args args;
   float scale_in;
   rn_output out[OUTS];
+  rn_where where; /* the memory that the call gets its tensors in */
   const char *impl;
   double seconds, bytes;
 } rn_job;
@@ -46,6 +48,10 @@ static inline bool rn_run_wanted(const rn_job *job, int which) {
 /* rn_run_targets - before anything is computed: 0 when every output can be kept, 2 when one would replace another, or
  * tensors that are read or belong to somebody. */
 int rn_run_targets(const rn_job *job);
+
+/* rn_run_on_device - the call on a GPU: its tensors go there, and its results come back. 0 or 2; seconds is the fastest
+ * of some calls. */
+int rn_run_on_device(rn_job *job);
 
 /* After the call: rn_run_write, 0 or 2; rn_run_compare, 0 all within --expect-ulp, 1 not, 2 trouble; rn_run_report, the
  * summary. */

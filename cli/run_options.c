@@ -36,6 +36,7 @@ enum {
   OPT_RSTD,
   OPT_IMPL,
   OPT_THREADS,
+  OPT_DEVICE,
   OPT_EXPECT,
   OPT_EXPECT_SCALE,
   OPT_EXPECT_RESIDUAL,
@@ -76,6 +77,7 @@ static const struct option options[] = {
     {"rstd", required_argument, NULL, OPT_RSTD},
     {"impl", required_argument, NULL, OPT_IMPL},
     {"threads", required_argument, NULL, OPT_THREADS},
+    {"device", required_argument, NULL, OPT_DEVICE},
     {"expect", required_argument, NULL, OPT_EXPECT},
     {"expect-scale", required_argument, NULL, OPT_EXPECT_SCALE},
     {"expect-residual", required_argument, NULL, OPT_EXPECT_RESIDUAL},
@@ -130,6 +132,7 @@ static void help(FILE *out) {
         "      --expect-ulp N        how far an element may be off, in its own last place; 0 = the same bits\n"
         "Running:\n"
         "      --impl NAME           force an implementation; `rmsnorm info` lists them\n"
+        "      --device WHERE        cpu (default), cuda, or cuda:N, the GPU of that number\n"
         "      --threads N           at most N; 0 = as many as OpenMP gives\n"
         "      --explain             print which implementation runs and why the others do not\n"
         "      --json                the summary as JSON\n"
@@ -341,6 +344,8 @@ static int take_option(rn_job *j, int option, const char *value) {
     if (!parse_count(value, &count) || count > INT32_MAX) return bad_value(option, value, "a whole number");
     j->args.threads = (int32_t)count;
     return 0;
+  case OPT_DEVICE:
+    return rn_where_parse(value, &j->where) ? 0 : bad_value(option, value, "cpu, cuda or cuda:N");
   case OPT_EXPECT_ULP:
     if (!parse_count(value, &count)) return bad_value(option, value, "a whole number");
     j->expect_ulp = (uint64_t)count;

@@ -168,13 +168,17 @@ static void print_ulp(uint64_t ulp) {
     printf("at most %" PRIu64 " ulp", ulp);
 }
 
+static const char *device_name(const rn_job *j) {
+  return j->where.device == RMSNORM_DEVICE_CUDA ? "cuda" : "cpu";
+}
+
 static void print_text(const rn_job *j) {
   const rmsnorm_forward_args *a = &j->args;
   printf("%" PRId64 " x ", a->rows);
   if (a->heads > 1) printf("%" PRId64 " x ", a->heads);
-  printf("%" PRId64 " %s -> %s, cpu, %s, %.2f us, %.2f GB/s\n", a->cols, rmsnorm_dtype_name(j->x.dtype),
-         rmsnorm_dtype_name(j->out[j->quant_name ? OUT_Q : OUT_Y].tensor.dtype), j->impl, 1e6 * j->seconds,
-         j->seconds > 0 ? 1e-9 * j->bytes / j->seconds : 0.0);
+  printf("%" PRId64 " %s -> %s, %s, %s, %.2f us, %.2f GB/s\n", a->cols, rmsnorm_dtype_name(j->x.dtype),
+         rmsnorm_dtype_name(j->out[j->quant_name ? OUT_Q : OUT_Y].tensor.dtype), device_name(j), j->impl,
+         1e6 * j->seconds, j->seconds > 0 ? 1e-9 * j->bytes / j->seconds : 0.0);
   for (int i = 0; i < OUTS; i++) {
     const rn_difference *d = &j->out[i].difference;
     if (j->out[i].expect == NULL) continue;
@@ -189,9 +193,9 @@ static void print_json(const rn_job *j) {
   const rmsnorm_forward_args *a = &j->args;
   const char *comma = "";
   printf("{\"format\":1,\"command\":\"run\",\"rows\":%" PRId64 ",\"heads\":%" PRId64 ",\"cols\":%" PRId64
-         ",\"groups\":%" PRId64 ",\"eps\":%.17g,\"weight_offset\":%.9g,\"dtype\":\"%s\",\"device\":\"cpu\",\"impl\":",
+         ",\"groups\":%" PRId64 ",\"eps\":%.17g,\"weight_offset\":%.9g,\"dtype\":\"%s\",\"device\":\"%s\",\"impl\":",
          a->rows, a->heads, a->cols, a->groups, a->eps, (double)a->numerics.weight_offset,
-         rmsnorm_dtype_name(j->x.dtype));
+         rmsnorm_dtype_name(j->x.dtype), device_name(j));
   rn_json_put(stdout, j->impl);
   printf(",\"seconds\":%.9g,\"bytes\":%.0f,\"outputs\":[", j->seconds, j->bytes);
   for (int i = 0; i < OUTS; i++) {

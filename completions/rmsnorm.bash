@@ -11,6 +11,7 @@ _rmsnorm() {
       --impl) list=$(rmsnorm info --json 2>/dev/null | sed 's/"presets".*//' | grep -o '"name":"[^"]*"' | cut -d'"' -f4) ;;
       --dtype | --out-dtype) list="f32 f16 bf16 f64" ;;
       --color) list="auto always never" ;;
+      --device) list="cpu cuda" ;;
       --gate-act) list="none silu sigmoid" ;;
       --gate-place) list="after before" ;;
       --round-*) list="none x weight promoted stored" ;;

@@ -28,3 +28,4 @@ complete -c rmsnorm -n "__fish_seen_subcommand_from run check bench" -l impl -x 
 complete -c rmsnorm -n "__fish_seen_subcommand_from run" -l dtype -x -a 'f32 f16 bf16 f64'
 complete -c rmsnorm -n "__fish_seen_subcommand_from run" -l out-dtype -x -a 'f32 f16 bf16 f64'
 complete -c rmsnorm -l color -x -a 'auto always never'
+complete -c rmsnorm -n "__fish_seen_subcommand_from run check bench" -l device -x -a 'cpu cuda'

@@ -183,6 +183,32 @@ expect 2 '' 'nonesuch' run x.npy --impl nonesuch -e 0 -o y.npy
 expect 2 '' '--groups' run x.npy --groups 0 -e 0 -o y.npy
 expect 2 '' 'groups' run x.npy --groups 3 -e 0 -o y.npy
 expect 2 '' '--eps wants a value' run x.npy --eps
+# A GPU that is not there, a file that is no driver, a place that does not exist.
+for command in "check --smoke" bench "run x.npy -e 0 --impl cuda -o y.npy"; do
+  export RMSNORM_CUDA_DRIVER=/nowhere/libcuda.so
+  # shellcheck disable=SC2086
+  expect 2 '' '/nowhere/libcuda.so: cannot open\|no CUDA' $command --device cuda
+  export RMSNORM_CUDA_DRIVER=libm.so.6
+  # shellcheck disable=SC2086
+  expect 2 '' 'libm.so.6 is not a CUDA driver\|no CUDA\|cuInit\|driver' $command --device cuda
+  # shellcheck disable=SC2086
+  expect 2 '' "--device.*cpu, cuda or cuda:N.*found 'cuda:x'" $command --device cuda:x
+done
+expect 2 '' '--self-test breaks results in the memory of the CPU' check --self-test --device cuda
+expect 2 '' '--peers, --dependent and --multiprocessors want --device cuda' bench --peers none.csv
+expect 2 '' '--peers none.csv: No such file' bench --device cuda --peers none.csv
+printf 'op,dtype,rows,cols,mode,best_us,peer,bytes,copy_us\nfwd,bf16,1,64,hot,1.1,one,255,0.9\n' >peers.csv
+expect 2 '' '--peers peers.csv: line 2 is not op,dtype' bench --device cuda --peers peers.csv
+expect 2 '' "--op does not take 'gated'" bench --device cuda --op gated
+expect 2 '' '--every wants a whole number from 1' check --every 0
+expect 2 '' 'unknown option --foo' check --foo
+expect 0 '^extent .*2^32' '' check --list --device cuda
+expect 0 '^gpu  *none: .*CUDA' '' info
+expect 0 '"gpus":\[\],"no_gpu":".*CUDA' '' info --json
+expect 0 '"device":"cpu"' '' run x.npy -e 0 --device cpu --json -o y.npy
+unset RMSNORM_CUDA_DRIVER
+rm -f y.npy
+
 # Outputs that would replace each other, or tensors that are read.
 ln -s "$PWD" here
 ln -s nowhere.npy loose.npy
