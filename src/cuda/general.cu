@@ -1,8 +1,9 @@
 /* general.cu - every problem (but f64): any mix of types, any strides, groups, gates, quantised outputs, backward.
  *
  * Element by element, with run-time types. A row is read once for its statistic and once more, from the caches, for its
- * outputs; nothing of a row is written before its statistic is known, and in the last pass each element is read and
- * written by one thread, so an output may be any of the inputs. The model is src/portable_body.h.
+ * outputs; nothing of a row is written before its statistic is known, for which every thread has read what it reads,
+ * and in the last pass each element is read and written by one thread, so an output may be any of the inputs. The model
+ * is src/portable_body.h.
  *
  * Moves what the operation moves; rows past the caches twice. docs/numerics.md 1 to 4.
  *
@@ -108,7 +109,6 @@ RN_DEVICE void rn_forward_unit(const rn_cuda_call &c, rn_crew crew, int64_t unit
   const rn_outputs out = rn_outputs_at(p, at);
   if (p.rstd_out && crew.thread == 0) ((float *)p.rstd_out)[unit] = stat.rstd;
 
-  rn_crew_barrier(crew); /* everything of the row has been read */
   RN_NO_UNROLL for (int tile = rn_warp_in(crew) * RN_TILE; tile < n; tile += rn_warps_of(crew) * RN_TILE) {
     const int first = tile + rn_lane_in(crew);
     const rn_strip strip = {32, n - first};
@@ -131,9 +131,9 @@ RN_KERNEL(rn_general_forward, rn_cuda_call, RN_GENERAL_THREADS) {
   RN_EACH_UNIT(unit, crew, units) rn_forward_unit(p, crew, unit);
 }
 
-/* Quantised outputs: a scale may belong to columns of several groups. So a crew takes a row with all its groups, tile
- * by tile, after the statistics of a window of groups, kept in shared memory. A group's statistic is made before any of
- * its columns is written, and kept until the last of them is. */
+/* Quantised outputs: a scale may belong to columns of several groups. So a crew takes a row with all its groups, a
+ * window of groups after the other: first their statistics, which shared memory keeps, then their columns. */
+static_assert(RN_GENERAL_WINDOW % RN_TILE == 0, "the groups of a window are whole tiles, whatever their length is");
 struct rn_window {
   float *power, *r; /* of group g at g % RN_GENERAL_WINDOW */
 };
@@ -174,25 +174,22 @@ RN_DEVICE void rn_normed(const rn_cuda_call &c, const rn_line &line, rn_window w
 
 RN_DEVICE void rn_quantise_row(const rn_cuda_call &c, rn_crew crew, int64_t row, rn_window window) {
   const rn_problem &p = c.p;
-  const int n = (int)p.group_cols, cols = (int)p.cols, groups = (int)p.groups;
+  const int n = (int)p.group_cols, groups = (int)p.groups;
   const rn_line_place at = rn_place_at(p, row, 0);
   const rn_line line = rn_line_at(p, at, 0);
   const rn_outputs out = rn_outputs_at(p, at);
   float scale = p.quant == RMSNORM_QUANT_TENSOR ? *p.scale_in : 0, amax = 0;
-  int known = 0; /* groups whose statistic has been made */
+  bool known = false; /* the statistics of the only window */
 
   /* A scale for the row needs all of it first: once more through it, only reading. */
   RN_NO_UNROLL for (bool scaled = p.quant != RMSNORM_QUANT_ROW;; scaled = true) {
-    int column = 0, end;
-    RN_NO_UNROLL for (; column < cols; column = end) {
-      const int last = groups - column / n < RN_GENERAL_WINDOW ? groups : column / n + RN_GENERAL_WINDOW;
-      end = last == groups ? cols : last * n / RN_TILE * RN_TILE; /* past column: a window is two tiles at least */
-      rn_window_stats(c, crew, line, row, window, known, last);
-      known = last;
-      RN_NO_UNROLL for (int tile = column + rn_warp_in(crew) * RN_TILE; tile < end;
+    RN_NO_UNROLL for (int group = 0; group < groups; group += RN_GENERAL_WINDOW) {
+      const int last = groups - group < RN_GENERAL_WINDOW ? groups : group + RN_GENERAL_WINDOW, end = last * n;
+      if (!known) rn_window_stats(c, crew, line, row, window, group, last);
+      RN_NO_UNROLL for (int tile = group * n + rn_warp_in(crew) * RN_TILE; tile < end;
                         tile += rn_warps_of(crew) * RN_TILE) {
         const int first = tile + rn_lane_in(crew);
-        const rn_strip strip = {32, cols - first};
+        const rn_strip strip = {32, end - first};
         float v[RN_FOUR], s[RN_FOUR];
         rn_normed(c, line, window, first, strip, v, s);
         if (scaled) {
@@ -205,7 +202,7 @@ RN_DEVICE void rn_quantise_row(const rn_cuda_call &c, rn_crew crew, int64_t row,
     }
     if (scaled) return;
     scale = rn_row_scale(p, crew, row, amax);
-    if (groups > RN_GENERAL_WINDOW) known = 0;
+    known = groups <= RN_GENERAL_WINDOW;
   }
 }
 

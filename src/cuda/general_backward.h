@@ -116,7 +116,6 @@ RN_DEVICE void rn_dx_unit(const rn_cuda_call &c, rn_crew crew, int64_t unit) {
   char *const dgate = rn_line_in(p.dgate, at);
   if (!dx_type && !dresidual_type && !dgate_type) return; /* dot_out alone */
 
-  rn_crew_barrier(crew); /* everything of the row has been read */
   RN_NO_UNROLL for (int tile = rn_warp_in(crew) * RN_TILE; tile < n; tile += rn_warps_of(crew) * RN_TILE) {
     const int first = tile + rn_lane_in(crew);
     const rn_strip strip = {32, n - first};
@@ -246,7 +245,7 @@ RN_KERNEL_CAPPED(rn_general_dweight, rn_cuda_call, RN_GENERAL_BOUND, RN_GENERAL_
 /* The chunks of one column, shared out among `slices` threads: `branch` (a power of two) neighbours each, so that each
  * has a whole branch of the tree, and the last ones a part of it or nothing. */
 RN_DEVICE float rn_branch(const float *from, int64_t n, int64_t count) {
-  enum { LEVELS = 13 }; /* of the tree above pairs: C <= 8192 */
+  enum { LEVELS = 6 }; /* of the tree above pairs: 64 chunks at most */
   float waiting[LEVELS], v = 0;
   RN_UNROLL for (int level = 0; level < LEVELS; level++) waiting[level] = 0;
   RN_NO_UNROLL for (int64_t i = 0; i < count; i += 2) {

@@ -23,7 +23,8 @@ enum {
   RN_GENERAL_HEAVY = 512,    /* and of the others, whose registers would fit RN_GENERAL_BOUND */
   RN_GENERAL_BOUND = 640,
   RN_GENERAL_REGISTERS = 96,
-  RN_GENERAL_WINDOW = 256 /* groups of one row whose statistics are kept at the same time; a power of two */
+  RN_GENERAL_SLICES = 128, /* of dweight's at most 8192 chunks: 64 are left for a thread */
+  RN_GENERAL_WINDOW = 256  /* groups of one row whose statistics are kept at the same time; a power of two */
 };
 typedef struct rn_cuda_call {
   rn_problem p;
@@ -76,6 +77,7 @@ typedef struct rn_cuda_forward {
   rn_cuda_view residual, residual_out;
   int64_t weight_head_bytes, weight_group_bytes;
   int64_t live_most, live_factor;
+  int32_t rows_of_cluster; /* ring.cu */
 } rn_cuda_forward;
 
 /* backward.cu: x, dy, dresidual_out, dx of one type, aligned runs, rstd given or recomputed. Rows and strides fit 32

@@ -95,7 +95,7 @@ static void add_dweight_sum(rn_cuda_plan *plan, const rn_cuda_options *options) 
   rn_cuda_call *call = &plan->params.call;
   rn_cuda_step *step = &plan->step[plan->steps++];
   int32_t slices = 1;
-  while (slices < 128 && slices * 16 < call->chunks.C) slices *= 2;
+  while (slices < RN_GENERAL_SLICES && slices * 16 < call->chunks.C) slices *= 2;
   call->slices = slices;
   *step = (rn_cuda_step){RN_KERNEL_rn_general_dweight_sum, 1, slices > 32 ? 8 * (uint32_t)slices : 256, 1, 0, 1};
   const int64_t columns = step->threads / (uint32_t)slices;
