@@ -1,7 +1,8 @@
 /* driver.cpp - the emulated CUDA driver: devices, contexts, memory, and how its entry points are found.
  *
  * What RMSNORM_EMULATED_... variables say: DEVICES (how many, 1), CAPABILITY (8.0, 8.6, 8.9, 9.0, 10.0 or 12.0; 9.0),
- * MEMORY_MIB (of a device, 4096), VERSION (of the driver, 12080), ORDER (of threads; engine.h).
+ * MEMORY_MIB (of a device, 4096), VERSION (of the driver, 12080), ORDER (of threads; engine.h),
+ * TRACE (which kernels were launched how often).
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "driver.h"

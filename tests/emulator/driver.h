@@ -80,7 +80,7 @@ int not_in_capture(const char *what);
 int queue(void *stream, work w);
 int run_work(context *c, const work &w);
 
-/* How many launches, and which of them last: tests ask through rn_emulated_launches. */
+/* How many there are. */
 int count_of_devices();
 
 } // namespace rn_driver

@@ -57,6 +57,7 @@ struct rn_emulated_kernel {
   size_t params_bytes;
   void (*run)(const void *params);
   rn_emulated_kernel *next;
+  mutable uint64_t launches;
   rn_emulated_kernel(const char *kernel_name, uint32_t most_threads, size_t bytes, void (*body)(const void *));
 };
 

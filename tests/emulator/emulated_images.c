@@ -3,6 +3,7 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "cuda/host.h"
+#include "emulated_families.h" /* made by the build: the families that the driver has */
 
 #define IMAGE(family) [RN_FAMILY_##family] = #family,
-const void *const rn_cuda_images[RN_CUDA_FAMILY_COUNT] = {RN_CUDA_FAMILIES(IMAGE)};
+const void *const rn_cuda_images[RN_CUDA_FAMILY_COUNT] = {RN_EMULATED_FAMILIES(IMAGE)};

@@ -191,6 +191,18 @@ void run_cluster(int64_t first) {
     fail_outside(damage);
 }
 
+/* RMSNORM_EMULATED_TRACE: at the end of the program a line on stderr for each kernel, with its number of launches. */
+void print_launches() {
+  for (const rn_emulated_kernel *k = kernels; k; k = k->next)
+    fprintf(stderr, "emulated device: %8llu launches of %s\n", (unsigned long long)k->launches, k->name);
+}
+void count_launch(const rn_emulated_kernel &kernel) {
+  static bool asked;
+  if (!asked && getenv("RMSNORM_EMULATED_TRACE")) atexit(print_launches);
+  asked = true;
+  kernel.launches++;
+}
+
 /* Where an access that the processor refuses goes on: the handler sends it here. */
 char refused[200];
 void stop_refused() {
@@ -297,7 +309,7 @@ using namespace rn_emulator;
 
 rn_emulated_kernel::rn_emulated_kernel(const char *kernel_name, uint32_t most_threads, size_t bytes,
                                        void (*body)(const void *))
-    : name(kernel_name), threads(most_threads), params_bytes(bytes), run(body), next(kernels) {
+    : name(kernel_name), threads(most_threads), params_bytes(bytes), run(body), next(kernels), launches(0) {
   kernels = this;
 }
 
@@ -327,6 +339,7 @@ const char *rn_emulate(const rn_emulated_kernel *kernel, const void *params, uin
                        uint32_t cluster, uint32_t shared) {
   std::lock_guard<std::mutex> lock(one_at_a_time);
   catch_signals();
+  count_launch(*kernel);
   now.kernel = kernel, now.params = params;
   now.blocks = blocks, now.threads = threads, now.cluster = cluster ? cluster : 1, now.shared = shared;
   now.serial++;
