@@ -103,7 +103,7 @@ typedef struct rn_cuda_backward {
   int32_t stages;                        /* of the ring */
   int32_t row_blocks, few_each;          /* few rows: blocks that do dx; row lanes of a thread that does dweight */
   int32_t tree_columns;                  /* columns of a block of rn_backward_tree */
-  int32_t weight_is_f32, dweight_dtype;
+  int32_t dweight_dtype;
   uint32_t dy_padding;     /* zeros that stand for dy past the last column, of the sign that -0 products need */
   uint32_t negative_zeros; /* likewise for rows that are not there: -0 of x's type */
   float weight_offset, divisor, eps;
