@@ -154,6 +154,7 @@ template <int N> RN_DEVICE void rn_stream_store(void *at, rn_words<N> v) {
 RN_DEVICE void rn_touch(const void *at) {
   uint32_t unused;
   asm volatile("ld.global.u16 %0, [%1];" : "=r"(unused) : "l"(at));
+  (void)unused;
 }
 /* Packed values stay packed: without this the compiler keeps the unpacked form of a loop's constants, in twice the
  * registers. */
