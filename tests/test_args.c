@@ -543,31 +543,6 @@ static void test_parallel(void **state) {
   BACKWARD(a.parallel = &parallel, VALUE, "reserved");
 }
 
-/* What only a device has. */
-static void test_launch(void **state) {
-  (void)state;
-  const int64_t live = 1;
-  rmsnorm_launch none = {0, 0, NULL}, dependent = {1, 0, NULL}, few = {0, 4, NULL}, counted = {0, 0, &live};
-  rmsnorm_launch wrong = {2, 0, NULL}, negative = {0, -1, NULL},
-                 crooked = {0, 0, (const int64_t *)((uintptr_t)&live | 4)};
-  TAKEN(forward, good_forward(), a.launch = &none);
-  TAKEN(stats, good_stats(), a.launch = &none);
-  TAKEN(backward, good_backward(), a.launch = &none);
-  FORWARD(a.launch = &dependent, COMBINATION, "launch");
-  FORWARD(a.launch = &few, COMBINATION, "launch");
-  FORWARD(a.launch = &counted, COMBINATION, "launch");
-  STATS(a.launch = &counted, COMBINATION, "launch");
-  BACKWARD(a.launch = &dependent, COMBINATION, "launch");
-  FORWARD(a.launch = &wrong, ENUM, "launch->dependent");
-  FORWARD(a.launch = &negative, SIZE, "launch->multiprocessors");
-  FORWARD((a.device = RMSNORM_DEVICE_CUDA, a.launch = &crooked), ALIGNMENT, "launch->live_rows");
-  BACKWARD((a.device = RMSNORM_DEVICE_CUDA, a.launch = &counted), COMBINATION, "launch->live_rows");
-  FORWARD((a.device = RMSNORM_DEVICE_CUDA, counted.live_rows = a.y.data, a.launch = &counted), OVERLAP, "live_rows");
-  assert_int_equal(rmsnorm_preload(RMSNORM_DEVICE_CPU), RMSNORM_OK);
-  assert_int_equal(rmsnorm_preload(-1), RMSNORM_ERROR_ENUM);
-  assert_int_equal(rmsnorm_preload(RMSNORM_DEVICE_HIP), RMSNORM_ERROR_UNSUPPORTED);
-}
-
 static void test_selection(void **state) {
   (void)state;
   FORWARD(a.impl = "portabel", UNKNOWN_IMPL, "portabel");
@@ -709,7 +684,7 @@ int main(void) {
       cmocka_unit_test_setup(test_interleaved, begin),  cmocka_unit_test_setup(test_no_rows, begin),
       cmocka_unit_test_setup(test_workspace, begin),    cmocka_unit_test_setup(test_parallel, begin),
       cmocka_unit_test_setup(test_selection, begin),    cmocka_unit_test_setup(test_explain, begin),
-      cmocka_unit_test_setup(test_presets, begin),      cmocka_unit_test_setup(test_launch, begin),
+      cmocka_unit_test_setup(test_presets, begin),
   };
   return cmocka_run_group_tests_name("args", tests, NULL, NULL);
 }
