@@ -60,6 +60,24 @@
 #define RN_FORWARD_REGISTERS_CLUSTER 80
 /* clang-format on */
 
+/* forward_ring.h: X(type, sum, span, loads, stages, threads, registers): as in forward.cu, with stages of shared
+ * memory; the largest block and the registers of a thread. The name is rn_ring_<type>_<sum>_<span>_<loads>_<threads>.
+ */
+/* clang-format off */
+#define RN_RING_SHAPES(X, type, sum)                                                                                   \
+  X(type, sum, BLOCK, 4, 2, 512, 64) X(type, sum, BLOCK, 8, 2, 256, 128)                                               \
+  X(type, sum, CLUSTER, 4, 2, 256, 80) X(type, sum, CLUSTER, 4, 2, 512, 64) X(type, sum, CLUSTER, 8, 2, 256, 128)
+#define RN_RING_SHAPES_F32(X, type, sum)                                                                               \
+  X(type, sum, BLOCK, 4, 2, 512, 120) X(type, sum, BLOCK, 8, 2, 256, 200)                                              \
+  X(type, sum, CLUSTER, 4, 2, 256, 120) X(type, sum, CLUSTER, 4, 2, 512, 120) X(type, sum, CLUSTER, 8, 2, 256, 200)
+#define RN_RING_INSTANCES(X)                                                                                           \
+  RN_RING_SHAPES(X, bf16, none) RN_RING_SHAPES(X, bf16, stored)                                                        \
+  RN_RING_SHAPES(X, f16, none) RN_RING_SHAPES(X, f16, stored)                                                          \
+  RN_RING_SHAPES_F32(X, f32, none) RN_RING_SHAPES_F32(X, f32, stored)
+/* clang-format on */
+enum { RN_FORWARD_STAGES = 2 };
+#define RN_RING_NAME(type, sum, span, loads, threads) rn_ring_##type##_##sum##_##span##_##loads##_##threads
+
 /* backward.cu: X(reach, type, lanes, loads, rows, adds, threads, registers): who shares a row (a warp or less, a block,
  * a ring of bulk copies for a block or cluster; few_*: few rows in one launch); the element type; neighbouring lanes a
  * thread; steps a row; rows at once; dresidual_out, 0 or 1; the largest block and the registers of a thread, from what
@@ -107,12 +125,15 @@ enum { RN_TREE_THREADS = 1024 };
 #define RN_LISTED_FORWARD(type, sum, lanes, span, threads, loads, rows)                                                \
   RN_LISTED(forward, RN_FORWARD_NAME(type, sum, lanes, span, threads, loads),                                          \
             RN_FORWARD_THREADS(type, sum, lanes, span, loads))
+#define RN_LISTED_RING(type, sum, span, loads, stages, threads, registers)                                             \
+  RN_LISTED(forward, RN_RING_NAME(type, sum, span, loads, threads), threads)
 #define RN_LISTED_BACKWARD(reach, type, lanes, loads, rows, adds, threads, registers)                                  \
   RN_LISTED(backward, RN_BACKWARD_NAME(reach, type, lanes, loads, adds), threads)
 #define RN_LISTED_COPY(reads, writes, words) RN_LISTED(copy, RN_COPY_NAME(reads, writes, words), 1024)
 #define RN_CUDA_LIST                                                                                                   \
   RN_GENERAL_KERNELS(RN_LISTED_GENERAL)                                                                                \
   RN_FORWARD_INSTANCES(RN_LISTED_FORWARD)                                                                              \
+  RN_RING_INSTANCES(RN_LISTED_RING)                                                                                    \
   RN_BACKWARD_INSTANCES(RN_LISTED_BACKWARD)                                                                            \
   RN_BACKWARD_FEW_INSTANCES(RN_LISTED_BACKWARD)                                                                        \
   RN_LISTED(backward, rn_backward_tree, RN_TREE_THREADS)                                                                                \

@@ -77,7 +77,7 @@ typedef struct rn_cuda_forward {
   rn_cuda_view residual, residual_out;
   int64_t weight_head_bytes, weight_group_bytes;
   int64_t live_most, live_factor;
-  int32_t rows_of_cluster; /* ring.cu */
+  int32_t rows_of_cluster; /* forward_ring.h */
 } rn_cuda_forward;
 
 /* backward.cu: x, dy, dresidual_out, dx of one type, aligned runs, rstd given or recomputed. Rows and strides fit 32

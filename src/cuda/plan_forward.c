@@ -13,6 +13,10 @@ typedef struct shape {
 #define SHAPE(type, sum, lanes, span, threads, loads, rows) {span, threads, loads, rows},
 static const shape wide_shapes[] = {RN_FORWARD_WIDE(SHAPE, , )};
 static const shape few_shapes[] = {RN_FORWARD_FEW(SHAPE, , )};
+/* Those of the ring: span, threads (the largest block), loads. */
+#define RING_SHAPE(type, sum, span, loads, stages, threads, registers) {span, threads, loads, 1},
+static const shape ring_shapes[] = {RN_RING_SHAPES(RING_SHAPE, , )};
+enum { RING_SHAPES = sizeof ring_shapes / sizeof *ring_shapes };
 enum { WIDE_SHAPES = sizeof wide_shapes / sizeof *wide_shapes, FEW_SHAPES = sizeof few_shapes / sizeof *few_shapes };
 
 enum sum { NONE, STORED, EXACT };
@@ -28,6 +32,11 @@ static const int32_t few_first[3][3] = {
     {RN_KERNEL_rn_forward_f16_none_2_WARP_32_1, RN_KERNEL_rn_forward_f16_stored_2_WARP_32_1, -1},
     {RN_KERNEL_rn_forward_f32_none_2_WARP_32_1, RN_KERNEL_rn_forward_f32_stored_2_WARP_32_1, -1}};
 
+static const int32_t ring_first[3][3] = {
+    {RN_KERNEL_rn_ring_bf16_none_BLOCK_4_512, RN_KERNEL_rn_ring_bf16_stored_BLOCK_4_512, -1},
+    {RN_KERNEL_rn_ring_f16_none_BLOCK_4_512, RN_KERNEL_rn_ring_f16_stored_BLOCK_4_512, -1},
+    {RN_KERNEL_rn_ring_f32_none_BLOCK_4_512, RN_KERNEL_rn_ring_f32_stored_BLOCK_4_512, -1}};
+
 static int type_index(int32_t dtype) {
   return dtype == RMSNORM_DTYPE_BF16 ? 0 : dtype == RMSNORM_DTYPE_F16 ? 1 : 2;
 }
@@ -38,13 +47,15 @@ typedef struct question {
   int32_t cols, size;
   enum sum sum;
   int type;
-  bool weight_differs; /* from head to head or group to group */
-  int32_t most_blocks; /* of a cluster; 1: no clusters */
+  bool weight_differs;   /* from head to head or group to group */
+  int32_t most_blocks;   /* of a cluster; 1: no clusters */
+  uint32_t shared_bytes; /* for the stages of a ring */
 } question;
 
 /* How a row lies on threads. */
 typedef struct answer {
   int32_t kernel, threads, cluster, rows_of_block;
+  uint32_t shared; /* the ring's */
 } answer;
 
 /* ------------------------------------------------------------------------------------------------------------------
@@ -78,9 +89,7 @@ static bool aligned(const rn_problem *p, int32_t lanes) {
 /* Two lanes a thread: faster where a launch has so few rows that its time is that of one row. From 4096 columns on the
  * larger blocks cost more than the shorter threads gain. */
 static bool is_few(const question *q) {
-  if (q->cols < 512) return q->rows <= 2048;
-  if (q->cols < 1024) return q->rows <= 2048;
-  return q->rows <= 16 && q->cols < 4096;
+  return q->cols < 1024 ? q->rows <= 2048 : q->rows <= 16 && q->cols < 4096;
 }
 
 /* A row in one block up to this many threads; a launch of few long rows spreads each over a cluster of blocks of 64 to
@@ -90,8 +99,9 @@ static void lay_out(const question *q, int32_t lanes, answer *a, int *span) {
   a->cluster = 1;
   if (team <= 32) {
     *span = WARP;
-    /* Smaller blocks leave sooner: 3 % faster than 128 threads at 64 to 256 columns. */
-    a->threads = q->cols <= 256 ? 64 : 128;
+    /* Blocks of two warps leave sooner than blocks of four: 4 % at 1024 columns, 1 to 5 % elsewhere. One warp: 20 %
+     * slower, a multiprocessor does not hold enough of them. */
+    a->threads = 64;
     return;
   }
   const int64_t most = lanes == 8 && q->size * (q->sum == NONE ? 1 : 2) * lanes * q->steps > 256 ? 256 : 512;
@@ -103,6 +113,36 @@ static void lay_out(const question *q, int32_t lanes, answer *a, int *span) {
   a->threads = (int32_t)threads;
   a->cluster = (int32_t)(team / threads);
   *span = a->cluster > 1 ? CLUSTER : BLOCK;
+}
+
+/* The ring, for many long rows: from 12288 columns on it is faster than registers alone (bf16: 2 % at 12288 and 16384,
+ * 15 % at 32768, twice as fast at 262144), below that slower or equal. Few rows for a cluster, so that the hardware
+ * evens out unequal shares of memory: two; four from 65536 columns on, where a cluster has fewer neighbours; six at
+ * 262144. */
+static bool choose_ring(const question *q, answer *a) {
+  const int32_t first = ring_first[q->type][q->sum];
+  const int64_t team = q->lanes / 8;
+  if (first < 0 || q->most_blocks < 2 || q->cols < 12288 || q->rows < 512) return false;
+  const int64_t most = q->steps > 4 ? 256 : 512;
+  int64_t threads = team > most ? most : team;
+  /* Two tensors and f32 take more shared memory: smaller blocks keep several of them on a multiprocessor. */
+  if (q->sum != NONE && q->size == 2) threads = q->cols == 16384 ? 256 : 128;
+  if (q->size == 4) threads = q->sum != NONE && q->cols >= 32768 ? 128 : 256;
+  if (q->size == 4 && q->sum != NONE && q->cols < 16384) return false;
+  if (threads > team) threads = team;
+  while (team / threads > q->most_blocks && threads < most) threads *= 2;
+  if (team / threads > q->most_blocks) return false;
+  a->threads = (int32_t)threads, a->cluster = (int32_t)(team / threads);
+  a->rows_of_block = q->cols >= 262144 ? 6 : q->cols >= 65536 ? 4 : q->cols >= 32768 || q->sum == NONE ? 2 : 1;
+  if (q->sum != NONE && q->cols < 131072) a->rows_of_block = q->cols >= 32768 ? 2 : 1;
+  for (int i = 0; i < RING_SHAPES; i++) {
+    const shape *s = &ring_shapes[i];
+    if ((int)s->span != (a->cluster > 1 ? CLUSTER : BLOCK) || s->loads < q->steps || s->threads < threads) continue;
+    a->kernel = first + i;
+    a->shared = (uint32_t)(RN_FORWARD_STAGES * s->loads * 8 * a->threads * q->size * (q->sum == NONE ? 1 : 2));
+    return a->shared <= q->shared_bytes;
+  }
+  return false;
 }
 
 static const char *choose(const question *q, int32_t lanes, answer *a) {
@@ -181,7 +221,7 @@ const char *rn_cuda_plan_forward(const rn_problem *p, const rn_cuda_options *opt
   const char *reason = takes(p);
   if (reason != NULL) return reason;
   question q;
-  answer a = {0};
+  answer a = {0}, ring = {0};
   q.rows = p->rows * p->heads * p->groups;
   q.lanes = rn_lanes(p->group_cols);
   q.steps = (p->group_cols + q.lanes - 1) / q.lanes;
@@ -196,16 +236,24 @@ const char *rn_cuda_plan_forward(const rn_problem *p, const rn_cuda_options *opt
 
   const bool wide = aligned(p, 8), narrow = aligned(p, 2);
   reason = "16-byte aligned rows (or 4-byte, two-byte elements; 8-byte, f32)";
-  if (wide && !(narrow && is_few(&q) && few_first[q.type][q.sum] >= 0)) reason = choose(&q, 8, &a);
+  /* A kilobyte is the kernel's own. */
+  q.shared_bytes = device->shared_bytes > 1024 ? (uint32_t)device->shared_bytes - 1024 : 0;
+  if (wide && choose_ring(&q, &ring)) a = ring, reason = NULL;
+  if (reason != NULL && wide && !(narrow && is_few(&q) && few_first[q.type][q.sum] >= 0)) reason = choose(&q, 8, &a);
   if (reason != NULL && narrow) reason = choose(&q, 2, &a);
   if (reason != NULL) return reason;
 
   fill(p, options, &plan->params.forward);
+  plan->params.forward.rows_of_cluster = a.rows_of_block;
   int64_t blocks = (q.rows + a.rows_of_block - 1) / a.rows_of_block * a.cluster;
-  if (options->multiprocessors > 0 && blocks > options->multiprocessors)
+  if (options->multiprocessors > 0 && blocks > options->multiprocessors) {
     blocks = options->multiprocessors / a.cluster * a.cluster;
+    /* The ring's clusters do not come back for more. */
+    const int64_t clusters = blocks / a.cluster;
+    if (a.shared > 0) plan->params.forward.rows_of_cluster = (int32_t)((q.rows + clusters - 1) / clusters);
+  }
   if (blocks > INT32_MAX / 16 * 16) blocks = INT32_MAX / 16 * 16;
   plan->steps = 1;
-  plan->step[0] = (rn_cuda_step){a.kernel, (uint32_t)blocks, (uint32_t)a.threads, (uint32_t)a.cluster, 0, 0};
+  plan->step[0] = (rn_cuda_step){a.kernel, (uint32_t)blocks, (uint32_t)a.threads, (uint32_t)a.cluster, a.shared, 0};
   return NULL;
 }
