@@ -126,11 +126,10 @@ RN_INLINE vf isqrt(vf v) {
  */
 RN_INLINE void finish_rstd(const rn_problem *p, int count, const float *sums, float *v, float *rstd) {
   const vf divisor = vf_set1((float)p->divisor), eps = vf_set1((float)p->eps);
-  for (int i = 0; i < count; i += RN_PAIR) {
-    v2 s = v2_load_f32(sums + i, RN_NATURAL);
-    s.a = vf_add(vf_div(s.a, divisor), eps), s.b = vf_add(vf_div(s.b, divisor), eps);
-    v2_store_f32(v + i, RN_NATURAL, s, 0);
-    v2_store_f32(rstd + i, RN_NATURAL, (v2){isqrt(s.a), isqrt(s.b)}, 0);
+  for (int i = 0; i < count; i += RN_VL) {
+    const vf value = vf_add(vf_div(vf_load(sums + i), divisor), eps);
+    vf_store(v + i, value);
+    vf_store(rstd + i, isqrt(value));
   }
 }
 
@@ -275,7 +274,7 @@ static float given_rstd(float v) {
   return rstd == rstd ? rstd : (float)NAN;
 }
 
-/* An instance of both passes at once, for rows of at least 256 lanes that come from memory: the last pass of one row
+/* An instance of both passes at once, for rows of at least 512 lanes that come from memory: the last pass of one row
  * and the first of the next walk over the same columns side by side, so that the memory never waits for the sums.
  * `later` is the row after the next, of which the first columns are prefetched. */
 typedef void (*rn_fused)(const rn_problem *p, const rn_place *at, float rstd, bool stream, const rn_place *next,
@@ -366,8 +365,8 @@ RN_INLINE rn_walk walk_from(const rn_problem *p, int64_t first, int64_t last, in
   return (rn_walk){first, last, first / p->heads, first % p->heads, most};
 }
 
-/* Fused passes take rows of at least one tile. */
-#define RN_FUSED_MIN (4 * RN_TILE_LANES)
+/* Fused passes take rows of at least two tiles: with a single one, sums and stores alternate in steps of whole rows. */
+#define RN_FUSED_MIN (8 * RN_TILE_LANES)
 
 /* Long rows from memory: the passes of neighbouring rows are fused. */
 static void far_long_rows(const rn_problem *p, const rn_passes *passes, int64_t first, int64_t last, rn_way way) {

@@ -207,11 +207,11 @@ static void apply_cols(const rn_problem *p, int64_t row, int64_t first, int64_t 
 /* ------------------------------------------------------------------------------------------------------------------
  * Backward: name, element type of everything but the weight, weight type, first pass. */
 #define RN_GRADS(GRAD)                                                                                                 \
-  GRAD(f32, F32, F32, f32)                                                                                             \
-  GRAD(bf16, BF16, BF16, bf16)                                                                                         \
-  GRAD(bf16_w32, BF16, F32, bf16)                                                                                      \
-  GRAD(f16, F16, F16, f16)                                                                                             \
-  GRAD(f16_w32, F16, F32, f16)
+  GRAD(f32, F32, F32)                                                                                                  \
+  GRAD(bf16, BF16, BF16)                                                                                               \
+  GRAD(bf16_w32, BF16, F32)                                                                                            \
+  GRAD(f16, F16, F16)                                                                                                  \
+  GRAD(f16_w32, F16, F32)
 
 RN_INLINE rn_grad_cfg uniform_grad(const rn_problem *p, int type, int weight) {
   return (rn_grad_cfg){.forward = uniform(p, type, weight, 0, 0),
@@ -232,21 +232,29 @@ RN_INLINE rn_grad_cfg general_grad(const rn_problem *p, int layout) {
                        .rescued = true};
 }
 
-#define RN_GRAD(name, type, weight, first_pass)                                                                        \
-  static void dots_##name(const rn_problem *p, const rn_grad_place *at, int rows, float *dot) {                        \
-    row_dots(p, uniform_grad(p, type, weight), at, rows, dot);                                                         \
+#define RN_GRAD(name, type, weight)                                                                                    \
+  static void squares_##name(const rn_problem *p, const rn_grad_place *at, int rows, float *sum) {                     \
+    row_sums(p, uniform_grad(p, type, weight), RN_SQUARES_OF_U, at, rows, sum, NULL);                                  \
+  }                                                                                                                    \
+  static void dots_##name(const rn_problem *p, const rn_grad_place *at, int rows, float *sum,                          \
+                          const rn_grad_place *next) {                                                                 \
+    row_sums(p, uniform_grad(p, type, weight), RN_DOTS, at, rows, sum, next);                                          \
   }                                                                                                                    \
   static void bundle_##name(const rn_problem *p, const rn_grad_place *at, int rows, bool tree, const rn_collect *to,   \
                             bool stream, const rn_grad_place *next) {                                                  \
     bundle_pass(p, uniform_grad(p, type, weight), at, rows, tree, to, stream, next);                                   \
   }                                                                                                                    \
-  static const rn_grad grad_##name = {&square_##first_pass, dots_##name, bundle_##name};
+  static const rn_grad grad_##name = {squares_##name, dots_##name, bundle_##name};
 RN_GRADS(RN_GRAD)
 
 /* The general form multiplies by at->factor, which is 1 for ordinary rows, so it serves rescued rows as well. It comes
  * in both layouts, because it shares the scratch vectors of dweight with the instance it stands in for. */
-static void dots_any(const rn_problem *p, const rn_grad_place *at, int rows, float *dot) {
-  row_dots(p, general_grad(p, RN_NATURAL), at, rows, dot);
+static void squares_any(const rn_problem *p, const rn_grad_place *at, int rows, float *sum) {
+  row_sums(p, general_grad(p, RN_NATURAL), RN_SQUARES_OF_U, at, rows, sum, NULL);
+}
+static void dots_any(const rn_problem *p, const rn_grad_place *at, int rows, float *sum, const rn_grad_place *next) {
+  (void)next;
+  row_sums(p, general_grad(p, RN_NATURAL), RN_DOTS, at, rows, sum, NULL);
 }
 static void bundle_any(const rn_problem *p, const rn_grad_place *at, int rows, bool tree, const rn_collect *to,
                        bool stream, const rn_grad_place *next) {
@@ -258,15 +266,15 @@ static void bundle_any_split(const rn_problem *p, const rn_grad_place *at, int r
   (void)stream, (void)next;
   bundle_pass(p, general_grad(p, RN_SPLIT), at, rows, tree, to, false, NULL);
 }
-static const rn_grad grad_any = {&square_any, dots_any, bundle_any};
-static const rn_grad grad_any_split = {&square_any, dots_any, bundle_any_split};
+static const rn_grad grad_any = {squares_any, dots_any, bundle_any};
+static const rn_grad grad_any_split = {squares_any, dots_any, bundle_any_split};
 
 static const rn_grad *grad_for(const rn_problem *p) {
   const int type = p->x.dtype, weight = p->weight ? p->weight_dtype : type;
   if (p->gate_kind || p->residual.data || p->dy.dtype != type) return &grad_any;
   if (p->dresidual_out.data && p->dresidual_out.dtype != type) return &grad_any;
   if (!p->dx.data || p->dx.dtype != type || p->dresidual.data) return &grad_any;
-#define RN_CHOOSE(name, t, w, first_pass)                                                                              \
+#define RN_CHOOSE(name, t, w)                                                                                          \
   if (type == (t) && weight == (w)) return &grad_##name;
   RN_GRADS(RN_CHOOSE)
 #undef RN_CHOOSE

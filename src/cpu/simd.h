@@ -10,6 +10,7 @@
  * layout may use it; the layout is a compile-time constant wherever speed matters.
  *
  * What each header provides (count is a number of elements, 0 <= count <= 2*RN_VL; nothing beyond it is touched):
+ *   vf_load(ptr) vf_store(ptr, v)  any alignment
  *   vf_zero vf_set1 vf_add vf_sub vf_mul vf_div vf_sqrt vf_max vf_min vf_abs
  *   vf_fma(a,b,c) = a*b + c        vf_fnma(a,b,c) = c - a*b           one rounding each
  *   vf_select_neg(z, a, b)         z < 0 ? a : b (b for NaN)

@@ -20,6 +20,12 @@ RN_INLINE vf vf_zero(void) {
 RN_INLINE vf vf_set1(float s) {
   return _mm256_set1_ps(s);
 }
+RN_INLINE vf vf_load(const float *from) {
+  return _mm256_loadu_ps(from);
+}
+RN_INLINE void vf_store(float *to, vf v) {
+  _mm256_storeu_ps(to, v);
+}
 RN_INLINE vf vf_add(vf a, vf b) {
   return _mm256_add_ps(a, b);
 }

@@ -20,6 +20,12 @@ RN_INLINE vf vf_zero(void) {
 RN_INLINE vf vf_set1(float s) {
   return vdupq_n_f32(s);
 }
+RN_INLINE vf vf_load(const float *from) {
+  return vld1q_f32(from);
+}
+RN_INLINE void vf_store(float *to, vf v) {
+  vst1q_f32(to, v);
+}
 RN_INLINE vf vf_add(vf a, vf b) {
   return vaddq_f32(a, b);
 }
