@@ -121,6 +121,7 @@ static rmsnorm_forward_args forward_of(const bed *b, int64_t set) {
   if (has_sum(c->op)) {
     f.residual = rmsnorm_input(array(b, SECOND, set), c->dtype, c->cols);
     f.residual_out = rmsnorm_output(array(b, SUM, set), c->dtype, c->cols);
+    f.numerics.round_sum = RMSNORM_ROUND_STORED; /* as in the model families: add, then norm */
   }
   if (c->op >= RN_GPU_Q) {
     f.quant.granularity = given_scale(c->op) ? RMSNORM_QUANT_TENSOR : RMSNORM_QUANT_ROW;
@@ -286,6 +287,7 @@ static rmsnorm_status portable(const rn_gpu_cell *c, char *const *got, char *con
   if (has_sum(c->op)) {
     f.residual = rmsnorm_input(got[SECOND], c->dtype, c->cols);
     f.residual_out = rmsnorm_output(want[SUM], c->dtype, c->cols);
+    f.numerics.round_sum = RMSNORM_ROUND_STORED;
   }
   if (c->op >= RN_GPU_Q) {
     f.quant.granularity = given_scale(c->op) ? RMSNORM_QUANT_TENSOR : RMSNORM_QUANT_ROW;

@@ -202,7 +202,8 @@ static void fill(const rn_problem *p, const rn_cuda_options *options, rn_cuda_fo
   f->x = view_of(&p->x, p->group_cols), f->y = view_of(&p->y, p->group_cols);
   f->residual = view_of(&p->residual, p->group_cols), f->residual_out = view_of(&p->residual_out, p->group_cols);
   f->weight = p->weight;
-  f->weight_head_bytes = p->weight_head_bytes, f->weight_group_bytes = p->weight_group_bytes;
+  f->weight_head_bytes = p->heads > 1 ? p->weight_head_bytes : 0;
+  f->weight_group_bytes = p->groups > 1 ? p->weight_group_bytes : 0;
   f->rstd_out = p->rstd_out;
   f->rows = p->rows * p->heads * p->groups;
   f->heads = (int32_t)p->heads, f->groups = (int32_t)p->groups;
@@ -228,7 +229,7 @@ const char *rn_cuda_plan_forward(const rn_problem *p, const rn_cuda_options *opt
   q.cols = (int32_t)p->group_cols, q.size = p->x.size;
   q.type = type_index(p->x.dtype);
   q.sum = p->residual.data == NULL ? NONE : p->round_sum == p->x.dtype ? STORED : EXACT;
-  q.weight_differs = p->weight_head_bytes != 0 || p->weight_group_bytes != 0;
+  q.weight_differs = (p->heads > 1 && p->weight_head_bytes != 0) || (p->groups > 1 && p->weight_group_bytes != 0);
   /* 16 blocks are more than the architecture promises; sm_90 and sm_100 have them. */
   q.most_blocks = device->major < 9 ? 1 : device->major <= 10 ? 16 : 8;
   if (options->multiprocessors > 0)
