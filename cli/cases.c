@@ -147,7 +147,7 @@ static void random_case(rn_case *c, rn_random *r) {
   c->data = chance(r, 2) ? RN_DATA_NORMAL : chance(r, 2) ? RN_DATA_MIXED : (int)rn_random_below(r, RN_DATAS);
   c->weight_data = (int)rn_random_below(r, 3);
   c->threads = pick(r, threads, COUNT(threads));
-  /* aliases are tried; what does not fit falls away in legalise */
+  /* aliases are tried; what does not fit falls away in rn_case_legalise */
   for (int t = RN_Y; t <= RN_DGATE; t++)
     if (chance(r, 3)) c->alias[t] = (int)rn_random_below(r, RN_WEIGHT);
 }
@@ -177,7 +177,7 @@ static void legalise_alias(rn_case *c) {
   }
 }
 
-static void legalise(rn_case *c) {
+void rn_case_legalise(rn_case *c) {
   rmsnorm_numerics *n = &c->numerics;
   bool f64 = c->dtype[RN_X] == RMSNORM_DTYPE_F64;
   if (!n->gate) c->dtype[RN_GATE] = 0;
@@ -427,6 +427,15 @@ static void usual(rn_case *c, int type) {
   c->weight_shape = RMSNORM_WEIGHT_COLS;
 }
 
+void rn_case_usual(rn_case *c, const char *family, int64_t index, int type, uint64_t seed) {
+  rn_random r = {seed + (uint64_t)index * 0x2545f4914f6cdd1du};
+  memset(c, 0, sizeof *c);
+  c->family = family, c->index = index, c->seed = rn_random_next(&r);
+  usual(c, type);
+  c->dtype[RN_DWEIGHT] = type;
+  c->eps = 1e-6, c->threads = 1;
+}
+
 /* A pass over all widths has the six pairs of type and operation in turn, each for an odd width and an even one; six
  * passes have them all at every width. */
 static void family_widths(rn_case *c, int64_t i, rn_random *r) {
@@ -496,7 +505,7 @@ static void family_large(rn_case *c, int64_t i, rn_random *r) {
   c->cols = widths[rn_random_below(r, COUNT(widths))];
   if (c->op == RMSNORM_OP_BACKWARD && chance(r, 2)) c->cols = narrow[rn_random_below(r, COUNT(narrow))];
   if (shared) c->cols = long_widths[rn_random_below(r, COUNT(long_widths))];
-  legalise(c);
+  rn_case_legalise(c);
   int64_t written, all = moved(c, &written), crew = c->threads < 0 ? -c->threads : c->threads;
   int64_t want =
       streamed && written ? STREAMED * crew / (written * c->cols) : (near ? THREADED : FUSED) * crew / (all * c->cols);
@@ -555,7 +564,7 @@ void rn_case_make(rn_case *c, int f, int64_t index, uint64_t seed) {
   c->seed = rn_random_next(&r);
   random_case(c, &r);
   families[f].pin(c, index, &r);
-  legalise(c);
+  rn_case_legalise(c);
 }
 
 /* ---- words ---- */

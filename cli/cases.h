@@ -90,7 +90,8 @@ typedef struct rn_case {
   bool saved_rstd, given_dot; /* backward: handed in, instead of computed */
   bool split;                 /* forward: the sums come from rmsnorm_stats of the same implementation */
   bool alone;                 /* forward: the reference call is made for every row by itself */
-  bool unjudged;              /* large: only the bits are compared, other families have judged such values */
+  bool unjudged;              /* only the bits are compared: other families have judged such values */
+  int64_t period;             /* the rows of each input repeat after so many; 0: they do not */
   int data, weight_data;
   int threads; /* as in the arguments; -n = n threads through a callback */
 } rn_case;
@@ -102,6 +103,10 @@ const char *rn_family_name(int family);
 const char *rn_family_about(int family);
 int64_t rn_family_cases(int family, rn_level level);
 void rn_case_make(rn_case *c, int family, int64_t index, uint64_t seed);
+/* For cases that no family here makes: one type throughout, packed, nothing special, all outputs absent from `want` but
+ * all there in `dtype`; and what makes a case legal once it has been changed. */
+void rn_case_usual(rn_case *c, const char *family, int64_t index, int type, uint64_t seed);
+void rn_case_legalise(rn_case *c);
 /* One line that says what is special about a case. */
 void rn_case_describe(const rn_case *c, char *text, size_t bytes);
 

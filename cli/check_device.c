@@ -27,14 +27,18 @@ static void sample(rn_case *c, int64_t index, uint64_t seed) {
   rn_case_make(c, (int)family, i % rn_family_cases((int)family, RN_DEFAULT), seed);
 }
 
-/* Cases first ... first + count - 1 get their reference results. What is wrong with those the families have said. */
+/* Case k of the bed gets its reference results. What is wrong with those the families have said. */
+static bool prepare_case(rn_bed *b, int k) {
+  rn_check_note_running(b->r, &b->c[k], "portable, packed");
+  int answer = rn_harness_prepare(&b->h[k], &b->c[k], b->r->judged);
+  b->ready[k] = answer != 2;
+  return b->ready[k] || b->h[k].found;
+}
+
 static bool prepare(rn_bed *b, int64_t first, int count) {
   for (int k = 0; k < count; k++) {
     sample(&b->c[k], first + k, b->o->seed);
-    rn_check_note_running(b->r, &b->c[k], "portable, packed");
-    int answer = rn_harness_prepare(&b->h[k], &b->c[k], b->r->judged);
-    b->ready[k] = answer != 2;
-    if (answer == 2 && !b->h[k].found) return false;
+    if (!prepare_case(b, k)) return false;
   }
   return true;
 }
@@ -112,6 +116,28 @@ static int run_contexts(rn_bed *b, const char *family, int64_t index) {
   return together(b, 2, family, index);
 }
 
+/* Every kernel there is. */
+static int run_shapes(rn_bed *b, const char *family, int64_t index) {
+  enum { LARGE = 6 << 20 };
+  rn_harness *h = &b->h[0];
+  rn_shape s;
+  rn_shape_make(&s, family, index, b->o->seed);
+  b->c[0] = s.c;
+  if (!prepare_case(b, 0)) return 2;
+  if (!b->ready[0]) rn_check_findings(h, "portable", family, index, b->o, b->r);
+  h->stream = index % 2 ? b->stream[0] : NULL;
+  h->live = s.live_rows >= 0, h->live_rows = s.live_rows;
+  h->launch.multiprocessors = s.multiprocessors, h->launch.dependent = index % 5 == 4;
+  int status = together(b, 1, family, index);
+  /* All of an array's room is copied there and back, so room that was needed once is given back. */
+  if (s.c.rows * s.c.heads * s.c.cols > LARGE) {
+    rn_harness_free(h);
+    rn_harness_init(h);
+    h->device = b->r->device;
+  }
+  return status;
+}
+
 static int run_many(rn_bed *b, const char *family, int64_t index) {
   (void)family;
   return rn_extent_run(true, index, b->o, b->r);
@@ -121,17 +147,22 @@ static int run_extent(rn_bed *b, const char *family, int64_t index) {
   return rn_extent_run(false, index, b->o, b->r);
 }
 
+#define CASES(quick, usual, many)                                                                                      \
+  (const int64_t[RN_LEVELS]) {                                                                                         \
+    quick, usual, many                                                                                                 \
+  }
 static const struct family {
   const char *name, *about;
-  int64_t cases[RN_LEVELS];
+  const int64_t *cases; /* at each level */
   int (*run)(rn_bed *b, const char *family, int64_t index);
 } families[] = {
-    {"graph", "cases of all families, captured into a graph that is launched twice", {60, 400, 4000}, run_graph},
-    {"live", "calls of which some rows exist only, by a number on the device", {60, 400, 4000}, run_live},
-    {"streams", "four calls on four streams at once", {20, 150, 1500}, run_streams},
-    {"contexts", "two calls in two contexts by turns", {20, 100, 1000}, run_contexts},
-    {"many", "10^6 rows of 64", {0, 8, 8}, run_many},
-    {"extent", "more than 2^32 elements, rows, row strides past 2^31", {0, 11, 11}, run_extent},
+    {"shapes", "rows of all lengths, few and many, until every kernel has run", rn_shape_cases, run_shapes},
+    {"graph", "cases of all families, captured into a graph that is launched twice", CASES(60, 400, 4000), run_graph},
+    {"live", "calls of which some rows exist only, by a number on the device", CASES(60, 400, 4000), run_live},
+    {"streams", "four calls on four streams at once", CASES(20, 150, 1500), run_streams},
+    {"contexts", "two calls in two contexts by turns", CASES(20, 100, 1000), run_contexts},
+    {"many", "10^6 rows of 64", CASES(0, 8, 8), run_many},
+    {"extent", "more than 2^32 elements, rows, row strides past 2^31", CASES(0, 11, 11), run_extent},
 };
 enum { FAMILIES = sizeof families / sizeof *families };
 

@@ -1,5 +1,5 @@
 /* checking.h - the parts of `rmsnorm check`: the loop over cases (check.c), what only a device needs
- * (check_device.c, check_extent.c), and what is said about it all (check_report.c).
+ * (check_device.c, check_shapes.c, check_extent.c), and what is said about it all (check_report.c).
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef RN_CLI_CHECKING_H
@@ -62,6 +62,15 @@ void rn_check_print(const rn_check_options *o, const rn_check_report *r, double 
 int64_t rn_device_family_total(const rn_check_options *o);
 void rn_device_family_list(const rn_check_options *o);
 int rn_device_families(const rn_check_options *o, rn_check_report *r);
+
+/* check_shapes.c: problems that reach every kernel of a GPU. */
+typedef struct rn_shape {
+  rn_case c;
+  int32_t multiprocessors; /* of the launch; 0 = all */
+  int64_t live_rows;       /* how many of the rows exist; -1: all */
+} rn_shape;
+extern const int64_t rn_shape_cases[RN_LEVELS];
+void rn_shape_make(rn_shape *s, const char *family, int64_t index, uint64_t seed);
 
 /* check_extent.c: problems that are too large for the harness. `many`: 10^6 rows, otherwise the largest ones. */
 int64_t rn_extent_cases(bool many);

@@ -192,20 +192,38 @@ bool rn_place_slot(rn_harness *h, int t) {
   return rn_slot_place(s, l.offset, l.at_end);
 }
 
+/* The values of an input, packed: each row is made by itself, so that threads may share them where there are many. */
+static bool fill(const rn_harness *h, int t, int64_t rows, int64_t cols) {
+  const rn_case *c = h->c;
+  int64_t fresh = c->period && c->period < rows ? c->period : rows;
+  size_t bytes = (size_t)cols * size_of(c, t);
+  char *packed = h->packed[t];
+  bool ok = true;
+#ifdef _OPENMP
+#pragma omp parallel for schedule(dynamic) reduction(&& : ok) if (h->device && fresh * cols > 1 << 16)
+#endif
+  for (int64_t r = 0; r < fresh; r++) {
+    double *values = malloc((size_t)cols * sizeof *values);
+    if (values) {
+      rn_case_fill(c, t, r, values, cols);
+      for (int64_t i = 0; i < cols; i++) rn_ref_store(c->dtype[t], packed, r * cols + i, values[i]);
+    }
+    ok = ok && values;
+    free(values);
+  }
+  for (int64_t r = fresh; ok && r < rows; r++)
+    memcpy(packed + (size_t)r * bytes, packed + (size_t)(r % fresh) * bytes, bytes);
+  return ok;
+}
+
 /* An input in guarded memory, and the same values packed for the reference call. */
 static bool make_input(rn_harness *h, int t) {
   const rn_case *c = h->c;
   rn_slot *s = &h->slot[t];
-  int64_t rows = rn_tensor_is_strided(t) ? c->rows * c->heads : 1,
-          cols = rn_tensor_is_strided(t) ? c->cols : h->count[t];
+  bool strided = rn_tensor_is_strided(t);
   if (!rn_grow(&h->packed[t], &h->packed_bytes[t], (size_t)h->count[t] * size_of(c, t)) || !rn_place_slot(h, t) ||
-      !rn_grow(&h->scratch, &h->scratch_bytes, (size_t)cols * sizeof(double)))
+      !fill(h, t, strided ? c->rows * c->heads : 1, strided ? c->cols : h->count[t]))
     return false;
-  double *values = h->scratch;
-  for (int64_t r = 0; r < rows; r++) {
-    rn_case_fill(c, t, r, values, cols);
-    for (int64_t i = 0; i < cols; i++) rn_ref_store(c->dtype[t], h->packed[t], r * cols + i, values[i]);
-  }
   rn_slot_poison(s, RN_POISON_INPUT);
   rn_slot_put(s, h->packed[t]);
   rn_slot_keep(s);
@@ -256,11 +274,16 @@ void rn_bind_packed(const rn_harness *h, rn_binding *b) {
   b[RN_SCALE].row_stride = rn_ref_blocks(&h->c->quant, h->c->cols);
 }
 
+/* One thread, except where a device is tried on large problems: threads have been tried on the CPU. */
+static int reference_threads(const rn_harness *h) {
+  return h->device && h->c->unjudged ? 0 : 1;
+}
+
 static rmsnorm_status reference_forward(rn_harness *h, const rn_case *c) {
   rn_binding b[RN_TENSORS];
   rn_bind_packed(h, b);
   rmsnorm_forward_args a = rn_bind_forward(c, b);
-  a.impl = "portable", a.threads = 1;
+  a.impl = "portable", a.threads = reference_threads(h);
   a.quant.scale_layout = RMSNORM_SCALE_ROW_MAJOR, a.quant.scale_stride = 0;
   if (!c->alone) return h->reference_library->forward(&a, NULL);
   rmsnorm_status status = RMSNORM_OK;
@@ -289,7 +312,7 @@ static rmsnorm_status reference_stats(rn_harness *h) {
   rn_binding b[RN_TENSORS];
   rn_bind_packed(h, b);
   rmsnorm_stats_args a = rn_bind_stats(h->c, b);
-  a.impl = "portable", a.threads = 1;
+  a.impl = "portable", a.threads = reference_threads(h);
   return h->reference_library->stats(&a, NULL);
 }
 
@@ -299,7 +322,7 @@ static rmsnorm_status reference_backward(rn_harness *h) {
   rn_bind_packed(h, b);
   rmsnorm_backward_args a = rn_bind_backward(h->c, b);
   a.rstd = NULL, a.dot = NULL;
-  a.impl = "portable", a.threads = 1;
+  a.impl = "portable", a.threads = reference_threads(h);
   rmsnorm_status status = h->reference_library->workspace(&a, &bytes);
   if (status != RMSNORM_OK) return status;
   void *workspace = aligned_alloc(64, (bytes / 64 + 1) * 64);
@@ -323,7 +346,7 @@ static rmsnorm_status forward_rstd(rn_harness *h, int round_rstd) {
   b[RN_Y] = rn_bind(&c, y), b[RN_RSTD].data = h->packed[RN_RSTD];
   if (c.dtype[RN_SUM] && c.dtype[RN_RESIDUAL]) b[RN_SUM] = rn_bind(&c, sum);
   rmsnorm_forward_args a = rn_bind_forward(&c, b);
-  a.impl = "portable", a.threads = 1;
+  a.impl = "portable", a.threads = reference_threads(h);
   rmsnorm_status status = y && sum ? h->reference_library->forward(&a, NULL) : RMSNORM_ERROR_NULL;
   free(y), free(sum);
   return status;
