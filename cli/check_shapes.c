@@ -20,7 +20,8 @@ typedef enum kind {
   DWEIGHT,
   BOTH,
   BOTH_ADDS,
-  KINDS
+  KINDS,
+  STATS = KINDS
 } kind;
 enum { TYPES = 3, FORWARD_SUMS = 3 };
 static const int types[TYPES] = {RMSNORM_DTYPE_BF16, RMSNORM_DTYPE_F16, RMSNORM_DTYPE_F32};
@@ -30,9 +31,11 @@ enum { PERIOD = 127 };
 
 /* Few rows of each of these, in every type and kind. W(cols) is 64 up to 511 columns, then doubles with them; a row has
  * 1 to 8 steps of W there, and 4 to 8 beyond. */
-static const int64_t few[] = {8,    64,    104,   128,   200,   256,   384,   504,   512,   640,  768,  1000,
-                              1024, 1280,  1536,  2040,  2048,  2560,  3072,  4088,  4096,  5120, 7168, 8192,
-                              9216, 12288, 16376, 16384, 20480, 24576, 32768, 40960, 49152, 65536};
+static const int64_t few[] = {8,    64,   104,  128,   200,   256,   384,   504,   512,  640,
+                              768,  1000, 1024, 1280,  1536,  2040,  2048,  2560,  3072, 4088,
+                              4096, 5120, 8192, 12288, 16376, 16384, 20480, 32768, 49152};
+/* Likewise, of widths that leave only the general kernels; here with STATS. */
+static const int64_t odd[] = {63, 1001, 8193};
 /* The longest ones cost much: each in one type and kind after the other. */
 static const int64_t longest[] = {98304, 131072, 196600, 262144, 400000, 524288};
 
@@ -44,22 +47,23 @@ typedef struct edge {
 static const edge many[] = {{64, 2049, 0, 0},  {128, 2050, 0, 0}, {200, 2051, 0, 0},  {384, 2049, 0, 0},
                             {512, 2052, 0, 0}, {768, 2053, 0, 0}, {1000, 2049, 0, 0}, {1024, 300, 0, 0},
                             {1536, 64, 0, 0},  {2040, 301, 0, 0}, {2048, 300, 0, 0},  {3072, 65, 0, 0},
-                            {4088, 299, 0, 0}, {32768, 65, 0, 0}, {4096, 5, 0, 2},    {5122, 3, 0, 0},
+                            {4088, 299, 0, 0}, {32768, 65, 0, 0}, {8192, 5, 0, 2},    {5122, 3, 0, 0},
                             {6146, 17, 5, 2},  {24578, 3, 0, 2},  {65536, 66, 3, 0}};
 /* Rows long and many enough for rings of bulk copies; fewer multiprocessors make for smaller clusters. */
-static const edge ring[] = {{12288, 515, 0, 0}, {16384, 513, 0, 0}, {20480, 514, 0, 0},
-                            {32768, 515, 0, 0}, {32768, 512, 2, 0}, {24576, 517, 7, 0}};
-static const edge long_ring[] = {{40960, 513, 0, 0}, {65536, 514, 0, 0}, {98304, 513, 0, 0}, {131072, 512, 0, 0}};
+static const edge ring[] = {{12288, 515, 0, 0}, {16384, 513, 0, 0}, {20480, 514, 0, 0}, {32768, 512, 2, 0}};
+static const edge long_ring[] = {{32768, 515, 0, 0}, {24576, 517, 7, 0}, {40960, 513, 0, 0},
+                                 {65536, 514, 0, 0}, {98304, 513, 0, 0}, {131072, 512, 0, 0}};
 /* Backward: more rows than one launch does at once. */
 static const edge backward[] = {
     {8, 2049, 0, 0},   {64, 257, 0, 0},   {128, 300, 0, 0},  {200, 2049, 0, 0}, {384, 301, 37, 0}, {504, 300, 0, 0},
     {512, 513, 0, 0},  {768, 300, 3, 0},  {1000, 257, 0, 0}, {1024, 259, 0, 0}, {1536, 300, 0, 0}, {2040, 257, 0, 0},
-    {2048, 299, 0, 0}, {3072, 257, 1, 0}, {4088, 257, 0, 0}, {4096, 260, 0, 0}, {8192, 257, 0, 0}, {12288, 259, 20, 0}};
+    {2048, 299, 0, 0}, {3072, 257, 1, 0}, {4088, 257, 0, 0}, {4096, 260, 0, 0}, {8192, 257, 0, 0}, {12288, 24, 20, 0}};
 
 /* Where the parts of the family begin. */
 enum {
   FEW_ROWS = 0,
-  MANY_LIVE = FEW_ROWS + (int)(sizeof few / sizeof *few) * TYPES * KINDS,
+  ODD = FEW_ROWS + (int)(sizeof few / sizeof *few) * TYPES * KINDS,
+  MANY_LIVE = ODD + (int)(sizeof odd / sizeof *odd) * TYPES * (KINDS + 1),
   RING_LIVE = MANY_LIVE + (int)(sizeof many / sizeof *many) * TYPES * FORWARD_SUMS,
   BACKWARD = RING_LIVE + (int)(sizeof ring / sizeof *ring) * TYPES * 2,
   LONGEST = BACKWARD + (int)(sizeof backward / sizeof *backward) * TYPES * 2,
@@ -77,7 +81,7 @@ static bool is_forward(kind k) {
 
 static void set_kind(rn_case *c, kind k, int64_t i) {
   int type = c->dtype[RN_X];
-  c->op = is_forward(k) ? RMSNORM_OP_FORWARD : RMSNORM_OP_BACKWARD;
+  c->op = is_forward(k) ? RMSNORM_OP_FORWARD : k == STATS ? RMSNORM_OP_STATS : RMSNORM_OP_BACKWARD;
   c->want = k == DX || k == DX_ADDS ? 1u << RN_DX : k == DWEIGHT ? 1u << RN_DWEIGHT : 1u << RN_DX | 1u << RN_DWEIGHT;
   if (is_forward(k)) c->want = 1u << RN_Y | (uint32_t)(i % 2) << RN_RSTD;
   if (k == STORED || k == EXACT) {
@@ -96,12 +100,13 @@ static void set_kind(rn_case *c, kind k, int64_t i) {
   c->saved_rstd = !is_forward(k) && i % 2;
 }
 
-/* Outputs that take the place of inputs. Few rows of dx and dweight stay apart: the kernels for them ask for that. */
-static void set_places(rn_case *c, kind k, int64_t i) {
+/* Outputs that take the place of inputs. Of few rows dx and dweight have kernels of their own while they stay apart. */
+static void set_places(rn_case *c, kind k, int64_t i, bool apart) {
   static const int forward[][2] = {{-1, -1}, {RN_X, -1}, {RN_X, RN_RESIDUAL}, {RN_RESIDUAL, RN_X}, {-1, RN_RESIDUAL}};
   const int *f = forward[i % COUNT(forward)];
   if (is_forward(k) && k != QUANTISED) c->alias[RN_Y] = f[0], c->alias[RN_SUM] = f[1];
   if (k == DX || k == DX_ADDS) c->alias[RN_DX] = i % 4 == 1 ? RN_X : i % 4 == 2 ? RN_DY : i % 4 == 3 ? RN_DSUM : -1;
+  if ((k == BOTH || k == BOTH_ADDS) && !apart) c->alias[RN_DX] = i % 2 ? RN_DY : RN_X;
 }
 
 /* All strides and bases stay multiples of `run` elements. */
@@ -117,7 +122,7 @@ static void set_layouts(rn_case *c, int layout, int run, int64_t i) {
 static void shape_of(rn_shape *s, const edge *e, int64_t i, bool live) {
   s->c.cols = e->cols, s->c.rows = e->rows, s->multiprocessors = e->multiprocessors;
   if (live && e->rows > 200) s->live_rows = 61 + i % 7;
-  if (live && e->rows > 500 && e->cols > 8192) s->live_rows = 9 + i % 3;
+  if (live && e->rows > 60 && e->cols > 8192) s->live_rows = 9 + i % 3;
   for (int t = 0; e->offset && t < RN_TENSORS; t++) s->c.layout[t].offset = e->offset, s->c.layout[t].at_end = false;
 }
 
@@ -153,7 +158,8 @@ static void random_shape(rn_shape *s, int64_t i, rn_random *r) {
 }
 
 void rn_shape_make(rn_shape *s, const char *family, int64_t index, uint64_t seed) {
-  int64_t i = index - (index < MANY_LIVE   ? FEW_ROWS
+  int64_t i = index - (index < ODD         ? FEW_ROWS
+                       : index < MANY_LIVE ? ODD
                        : index < RING_LIVE ? MANY_LIVE
                        : index < BACKWARD  ? RING_LIVE
                        : index < LONGEST   ? BACKWARD
@@ -172,9 +178,12 @@ void rn_shape_make(rn_shape *s, const char *family, int64_t index, uint64_t seed
   s->live_rows = -1, s->multiprocessors = 0;
   at = i / TYPES;
   set_layouts(c, index % 3 == 1 ? RN_LAYOUT_PADDED : RN_LAYOUT_PACKED, 8, index);
-  if (index < MANY_LIVE) {
+  if (index < ODD) {
     k = (kind)(at % KINDS);
-    c->cols = few[at / KINDS], c->rows = 1 + index % 4 + (c->cols < 1000 ? 3 : 0);
+    c->cols = few[at / KINDS], c->rows = c->cols > 10000 ? 1 + index % 2 : 1 + index % 4 + (c->cols < 1000 ? 3 : 0);
+  } else if (index < MANY_LIVE) {
+    k = (kind)(at % (KINDS + 1));
+    c->cols = odd[at / (KINDS + 1)], c->rows = c->cols < 100 ? 130 : 2 + index % 4;
   } else if (index < RING_LIVE || (index >= MANY && index < RING)) {
     k = (kind)(at % FORWARD_SUMS);
     shape_of(s, &many[at / FORWARD_SUMS], i, index < RING_LIVE);
@@ -199,6 +208,6 @@ void rn_shape_make(rn_shape *s, const char *family, int64_t index, uint64_t seed
     random_shape(s, index, &r);
   }
   set_kind(c, k, index / TYPES);
-  set_places(c, k, index);
+  set_places(c, k, index, index < BACKWARD || (index % 2 && c->rows > 200));
   rn_case_legalise(c);
 }
