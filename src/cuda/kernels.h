@@ -53,7 +53,7 @@
 #define RN_FORWARD_THREADS_BLOCK   512
 #define RN_FORWARD_THREADS_CLUSTER 512
 #define RN_FORWARD_REGISTERS(span, held) \
-  ((held) <= 32 ? 48 : (held) <= 64 ? RN_FORWARD_REGISTERS_##span : (held) <= 128 ? 80 : (held) <= 192 ? 104 :        \
+  ((held) <= 32 ? 48 : (held) <= 64 ? RN_FORWARD_REGISTERS_##span : (held) <= 128 ? 104 : (held) <= 192 ? 104 :        \
    (held) <= 256 ? 144 : 255)
 #define RN_FORWARD_REGISTERS_WARP    72
 #define RN_FORWARD_REGISTERS_BLOCK   64

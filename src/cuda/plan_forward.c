@@ -13,10 +13,6 @@ typedef struct shape {
 #define SHAPE(type, sum, lanes, span, threads, loads, rows) {span, threads, loads, rows},
 static const shape wide_shapes[] = {RN_FORWARD_WIDE(SHAPE, , )};
 static const shape few_shapes[] = {RN_FORWARD_FEW(SHAPE, , )};
-/* Those of the ring: span, threads (the largest block), loads. */
-#define RING_SHAPE(type, sum, span, loads, stages, threads, registers) {span, threads, loads, 1},
-static const shape ring_shapes[] = {RN_RING_SHAPES(RING_SHAPE, , )};
-enum { RING_SHAPES = sizeof ring_shapes / sizeof *ring_shapes };
 enum { WIDE_SHAPES = sizeof wide_shapes / sizeof *wide_shapes, FEW_SHAPES = sizeof few_shapes / sizeof *few_shapes };
 
 enum sum { NONE, STORED, EXACT };
@@ -32,13 +28,20 @@ static const int32_t few_first[3][3] = {
     {RN_KERNEL_rn_forward_f16_none_2_WARP_32_1, RN_KERNEL_rn_forward_f16_stored_2_WARP_32_1, -1},
     {RN_KERNEL_rn_forward_f32_none_2_WARP_32_1, RN_KERNEL_rn_forward_f32_stored_2_WARP_32_1, -1}};
 
-static const int32_t ring_first[3][3] = {
-    {RN_KERNEL_rn_ring_bf16_none_BLOCK_4_512, RN_KERNEL_rn_ring_bf16_stored_BLOCK_4_512, -1},
-    {RN_KERNEL_rn_ring_f16_none_BLOCK_4_512, RN_KERNEL_rn_ring_f16_stored_BLOCK_4_512, -1},
-    {RN_KERNEL_rn_ring_f32_none_BLOCK_4_512, RN_KERNEL_rn_ring_f32_stored_BLOCK_4_512, -1}};
+/* The kernels of the ring. */
+enum { TYPE_bf16, TYPE_f16, TYPE_f32 };
+#define SUM_none   NONE
+#define SUM_stored STORED
+#define RING(type, sum, span, loads, stages, threads, registers)                                                       \
+  {RN_KERNEL_rn_ring_##type##_##sum##_##span##_##loads##_##threads, TYPE_##type, SUM_##sum, {span, threads, loads, 1}},
+static const struct ring {
+  int32_t kernel, type, sum;
+  shape shape;
+} rings[] = {RN_RING_INSTANCES(RING)};
+enum { RINGS = sizeof rings / sizeof *rings };
 
 static int type_index(int32_t dtype) {
-  return dtype == RMSNORM_DTYPE_BF16 ? 0 : dtype == RMSNORM_DTYPE_F16 ? 1 : 2;
+  return dtype == RMSNORM_DTYPE_BF16 ? TYPE_bf16 : dtype == RMSNORM_DTYPE_F16 ? TYPE_f16 : TYPE_f32;
 }
 
 /* What the choice is made from. */
@@ -120,9 +123,8 @@ static void lay_out(const question *q, int32_t lanes, answer *a, int *span) {
  * evens out unequal shares of memory: two; four from 65536 columns on, where a cluster has fewer neighbours; six at
  * 262144. */
 static bool choose_ring(const question *q, answer *a) {
-  const int32_t first = ring_first[q->type][q->sum];
   const int64_t team = q->lanes / 8;
-  if (first < 0 || q->most_blocks < 2 || q->cols < 12288 || q->rows < 512) return false;
+  if (q->most_blocks < 2 || q->cols < 12288 || q->rows < 512) return false;
   const int64_t most = q->steps > 4 ? 256 : 512;
   int64_t threads = team > most ? most : team;
   /* Two tensors and f32 take more shared memory: smaller blocks keep several of them on a multiprocessor. */
@@ -135,10 +137,11 @@ static bool choose_ring(const question *q, answer *a) {
   a->threads = (int32_t)threads, a->cluster = (int32_t)(team / threads);
   a->rows_of_block = q->cols >= 262144 ? 6 : q->cols >= 65536 ? 4 : q->cols >= 32768 || q->sum == NONE ? 2 : 1;
   if (q->sum != NONE && q->cols < 131072) a->rows_of_block = q->cols >= 32768 ? 2 : 1;
-  for (int i = 0; i < RING_SHAPES; i++) {
-    const shape *s = &ring_shapes[i];
+  for (int i = 0; i < RINGS; i++) {
+    const shape *s = &rings[i].shape;
+    if (rings[i].type != q->type || rings[i].sum != (int32_t)q->sum) continue;
     if ((int)s->span != (a->cluster > 1 ? CLUSTER : BLOCK) || s->loads < q->steps || s->threads < threads) continue;
-    a->kernel = first + i;
+    a->kernel = rings[i].kernel;
     a->shared = (uint32_t)(RN_FORWARD_STAGES * s->loads * 8 * a->threads * q->size * (q->sum == NONE ? 1 : 2));
     return a->shared <= q->shared_bytes;
   }
@@ -235,8 +238,10 @@ const char *rn_cuda_plan_forward(const rn_problem *p, const rn_cuda_options *opt
   if (options->multiprocessors > 0)
     while (q.most_blocks > options->multiprocessors) q.most_blocks /= 2;
 
-  const bool wide = aligned(p, 8), narrow = aligned(p, 2);
-  reason = "16-byte aligned rows (or 4-byte, two-byte elements; 8-byte, f32)";
+  /* The kernels of two lanes are lean: see forward.cu. */
+  const bool lean = p->heads * p->groups == 1 && options->live_rows == NULL && options->multiprocessors == 0;
+  const bool wide = aligned(p, 8), narrow = lean && aligned(p, 2);
+  reason = "rows aligned to 16 bytes (without heads and groups: to two elements)";
   /* A kilobyte is the kernel's own. */
   q.shared_bytes = device->shared_bytes > 1024 ? (uint32_t)device->shared_bytes - 1024 : 0;
   if (wide && choose_ring(&q, &ring)) a = ring, reason = NULL;
