@@ -11,7 +11,7 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "../order.h"
 #include "elements.h"
-#include "row.h"
+#include "rows.h"
 
 #define RN_BUNDLE 8 /* rows at most */
 #define RN_QUAD   4 /* row lanes of a tree; rows of a chain */

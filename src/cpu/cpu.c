@@ -4,7 +4,7 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "../numeric.h"
 #include "../order.h"
-#include "row.h"
+#include "rows.h"
 
 #include <stdatomic.h>
 #include <string.h>

@@ -8,7 +8,7 @@
 #include "../order.h"
 #include "elements.h"
 #include "quantise.h"
-#include "row.h"
+#include "rows.h"
 
 #include <math.h>
 

@@ -1,8 +1,8 @@
-/* row.h - what one instruction set offers to cpu.c: the functions of row.c, compiled with that set's flags.
+/* rows.h - what one instruction set offers to cpu.c: the functions of row.c, compiled with that set's flags.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#ifndef RN_ROW_H
-#define RN_ROW_H
+#ifndef RN_ROWS_H
+#define RN_ROWS_H
 
 #include "../internal.h"
 
@@ -65,4 +65,4 @@ static inline float rn_tree(float *sums, int64_t count) {
   return sums[0];
 }
 
-#endif /* RN_ROW_H */
+#endif /* RN_ROWS_H */
