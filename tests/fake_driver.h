@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { FAKE_MOST = 256, FAKE_PARAMS = 4096, FAKE_DEVICES = 2 };
+enum { FAKE_MOST = 512, FAKE_PARAMS = 4096, FAKE_DEVICES = 2 };
 
 typedef struct fake_launch {
   char kernel[96];

@@ -4,7 +4,6 @@
  * nothing can be left out.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include "kernels.h"
 #include "params.h"
 
 #include "device.h"
@@ -25,13 +24,17 @@ template <int READS, int WRITES, int WORDS> RN_DEVICE void rn_copy_words(const r
   }
   RN_UNROLL for (int k = 0; k < WORDS; k++) {
     const int64_t i = first + k * rn_threads_of_block();
-    RN_UNROLL for (int w = 0; w < WRITES; w++)
-      if (i < p.words) rn_stream_store16((char *)p.to[w] + 16 * i, q[k]);
+    RN_UNROLL for (int w = 0; w < WRITES; w++) if (i < p.words) rn_stream_store16((char *)p.to[w] + 16 * i, q[k]);
   }
 }
 
+/* X(reads, writes, words): streams in, streams out, 16-byte words a thread. Blocks of any size up to 1024. */
+#define RN_COPY_SHAPE(X, reads, writes) X(reads, writes, 1) X(reads, writes, 2) X(reads, writes, 4)
 #define RN_COPY_KERNEL(reads, writes, words)                                                                           \
   RN_KERNEL(rn_copy_##reads##_##writes##_##words, rn_cuda_copy, 1024) {                                                \
     rn_copy_words<reads, writes, words>(p);                                                                            \
   }
-RN_COPY_INSTANCES(RN_COPY_KERNEL)
+RN_COPY_SHAPE(RN_COPY_KERNEL, 1, 1)
+RN_COPY_SHAPE(RN_COPY_KERNEL, 2, 1)
+RN_COPY_SHAPE(RN_COPY_KERNEL, 2, 2)
+RN_COPY_SHAPE(RN_COPY_KERNEL, 3, 1)

@@ -151,10 +151,6 @@ template <int N> RN_DEVICE void rn_stream_store(void *at, rn_words<N> v) {
     *(uint32_t *)at = v.w[0];
   }
 }
-/* Brings the 32 bytes around this element of 2 or 4 bytes into L1; nothing waits for them. */
-RN_DEVICE void rn_touch(const void *at) {
-  asm volatile("{ .reg .u16 unused; ld.global.u16 unused, [%0]; }" ::"l"(at));
-}
 /* Packed values stay packed: without this the compiler keeps the unpacked form of a loop's constants, in twice the
  * registers. */
 RN_DEVICE void rn_keep_packed(uint32_t &word) {

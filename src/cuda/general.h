@@ -141,14 +141,9 @@ template <class OP> RN_DEVICE float rn_crew_greatest(rn_crew crew, float v) {
   return rn_whole_warp_tree<OP>(slots[rn_lane_in(crew) & (rn_warps_of(crew) - 1)]);
 }
 
-/* So many lanes are touched before the first of them is summed: no more bytes than L1 has room for. */
-enum { RN_TOUCHED_LANES = 4096, RN_TOUCH = 16 };
-
 /* The sum over a row in the canonical order, for every thread of the crew. read(first, strip, a, b): the factors of the
- * elements first, first + step, ...; touch(first): the neighbours from first on will be read. Without that, the loads
- * of a few elements a thread are too few to keep memory busy. */
-template <class READ, class TOUCH>
-RN_DEVICE float rn_canonical_sum(rn_crew crew, int n, int lanes, READ read, TOUCH touch) {
+ * elements first, first + step, ... */
+template <class READ> RN_DEVICE float rn_canonical_sum(rn_crew crew, int n, int lanes, READ read) {
   RN_SHARED_REST(rest);
   float *const slots = (float *)rest;
   const int lane = rn_lane_in(crew);
@@ -156,11 +151,6 @@ RN_DEVICE float rn_canonical_sum(rn_crew crew, int n, int lanes, READ read, TOUC
   if (!rn_is_warp(crew)) rn_barrier(); /* the slots may still be read */
   RN_NO_UNROLL for (int lane0 = 0; lane0 < lanes; lane0 += crew.threads) {
     float sum = 0;
-    if (lane0 % RN_TOUCHED_LANES == 0) {
-      const int end = lane0 + RN_TOUCHED_LANES < lanes ? lane0 + RN_TOUCHED_LANES : lanes;
-      RN_NO_UNROLL for (int near = lane0 + RN_TOUCH * crew.thread; near < end; near += RN_TOUCH * crew.threads)
-          RN_NO_UNROLL for (int i = near; i < n; i += lanes) touch(i);
-    }
     RN_NO_UNROLL for (int first = lane0 + crew.thread; first < n; first += RN_FOUR * lanes) {
       const rn_strip strip = {lanes, n - first};
       float a[RN_FOUR], b[RN_FOUR];
@@ -227,20 +217,6 @@ RN_DEVICE rn_element4 rn_fetch_element(uint32_t types, const rn_line &line, int 
   if (with_gate) e.gate = rn_fetch(rn_type(types, RN_TYPE_GATE), line.gate, first, strip);
   return e;
 }
-/* RN_TOUCH neighbours of a row that has more than `first` columns, n in all. */
-RN_DEVICE void rn_touch_near(int type, const char *data, int first, int n) {
-  if (type == RMSNORM_DTYPE_F32) {
-    rn_touch((const float *)data + first);
-    if (first + RN_TOUCH / 2 < n) rn_touch((const float *)data + first + RN_TOUCH / 2);
-  } else if (type) {
-    rn_touch((const uint16_t *)data + first);
-  }
-}
-RN_DEVICE void rn_touch_element(uint32_t types, const rn_line &line, int first, int n) {
-  rn_touch_near(rn_type(types, RN_TYPE_X), line.x, first, n);
-  rn_touch_near(rn_type(types, RN_TYPE_RESIDUAL), line.residual, first, n);
-  rn_touch_near(rn_type(types, RN_TYPE_GATE), line.gate, first, n);
-}
 /* s: x, or the sum, not rounded yet. */
 RN_DEVICE void rn_sum_of(uint32_t types, const rn_element4 &e, float (&s)[RN_FOUR]) {
   rn_widen(rn_type(types, RN_TYPE_X), e.x, s);
@@ -272,13 +248,11 @@ RN_DEVICE void rn_load_u(uint32_t types, const rn_line &line, int first, rn_stri
  * [1.2 to 1.4] */
 /* Of the n columns that start at `column` of the line. */
 RN_DEVICE float rn_sum_squares(const rn_cuda_call &c, rn_crew crew, const rn_line &line, int column, float factor) {
-  return rn_canonical_sum(
-      crew, (int)c.p.group_cols, c.lanes,
-      [&](int first, rn_strip strip, float(&a)[RN_FOUR], float(&b)[RN_FOUR]) {
-        rn_load_u(c.types, line, column + first, strip, a);
-        RN_UNROLL for (int j = 0; j < RN_FOUR; j++) a[j] = b[j] = a[j] * factor;
-      },
-      [&](int first) { rn_touch_element(c.types, line, column + first, column + (int)c.p.group_cols); });
+  return rn_canonical_sum(crew, (int)c.p.group_cols, c.lanes,
+                          [&](int first, rn_strip strip, float(&a)[RN_FOUR], float(&b)[RN_FOUR]) {
+                            rn_load_u(c.types, line, column + first, strip, a);
+                            RN_UNROLL for (int j = 0; j < RN_FOUR; j++) a[j] = b[j] = a[j] * factor;
+                          });
 }
 
 /* The greatest |u|, NaN above infinity. */

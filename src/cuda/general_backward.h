@@ -63,16 +63,11 @@ RN_DEVICE rn_row_sums rn_row_sums_of(const rn_cuda_call &c, rn_crew crew, const 
   rn_row_sums sums = {stat.power, stat.r, 0};
   if (c.p.dot_out || (rn_wants_du(c.types) && !c.p.dot_in)) {
     const int n = (int)c.p.group_cols;
-    sums.dot = rn_canonical_sum(
-        crew, n, c.lanes,
-        [&](int first, rn_strip strip, float(&t)[RN_FOUR], float(&xhat)[RN_FOUR]) {
+    sums.dot =
+        rn_canonical_sum(crew, n, c.lanes, [&](int first, rn_strip strip, float(&t)[RN_FOUR], float(&xhat)[RN_FOUR]) {
           rn_gradient4 d;
           rn_load_gradient(c, line, dy, stat.power, stat.r, first, strip, d);
           RN_UNROLL for (int j = 0; j < RN_FOUR; j++) t[j] = d.t[j], xhat[j] = d.xhat[j];
-        },
-        [&](int first) {
-          rn_touch_element(c.types, line, first, n);
-          rn_touch_near(rn_type(c.types, RN_TYPE_DY), dy, first, n);
         });
     if (c.p.dot_out && crew.thread == 0) c.p.dot_out[row] = sums.dot;
   }

@@ -1,14 +1,18 @@
-/* kernels.h - the list of all kernels, by family. A family is one .cu file and one image in the library.
+/* kernels.h - the list of all kernels of the library, by family. A family is one .cu file and one image.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef RN_CUDA_KERNELS_H
 #define RN_CUDA_KERNELS_H
 
-/* X(name): the entry point in the image. */
+/* X(name, threads): the entry point in the image; the largest block (params.h). */
 #define RN_GENERAL_KERNELS(X)                                                                                          \
-  X(rn_general_forward)                                                                                                \
-  X(rn_general_quantise)                                                                                               \
-  X(rn_general_stats) X(rn_general_row_sums) X(rn_general_dx) X(rn_general_dweight) X(rn_general_dweight_sum)
+  X(rn_general_forward, RN_GENERAL_THREADS)                                                                            \
+  X(rn_general_quantise, RN_GENERAL_BOUND)                                                                             \
+  X(rn_general_stats, RN_GENERAL_THREADS)                                                                              \
+  X(rn_general_row_sums, RN_GENERAL_BOUND)                                                                             \
+  X(rn_general_dx, RN_GENERAL_BOUND)                                                                                   \
+  X(rn_general_dweight, RN_GENERAL_BOUND)                                                                              \
+  X(rn_general_dweight_sum, RN_GENERAL_THREADS)
 
 /* forward.cu: X(type, sum, lanes, span, threads, loads, rows): the element type; what is normalised: x alone, the
  * stored sum, the float32 sum; lanes of a thread; who shares a row: a part of a WARP (with how many threads), a BLOCK,
@@ -61,19 +65,19 @@
 /* clang-format on */
 
 /* forward_ring.h: X(type, sum, span, loads, stages, threads, registers): as in forward.cu, with stages of shared
- * memory; the largest block and the registers of a thread. The name is rn_ring_<type>_<sum>_<span>_<loads>_<threads>.
- */
+ * memory; the largest block and the registers of a thread. The stages of two tensors, and of f32, take so much that
+ * some shapes are not for them. The name is rn_ring_<type>_<sum>_<span>_<loads>_<threads>. */
 /* clang-format off */
-#define RN_RING_SHAPES(X, type, sum)                                                                                   \
-  X(type, sum, BLOCK, 4, 2, 512, 64) X(type, sum, BLOCK, 8, 2, 256, 128)                                               \
-  X(type, sum, CLUSTER, 4, 2, 256, 80) X(type, sum, CLUSTER, 4, 2, 512, 64) X(type, sum, CLUSTER, 8, 2, 256, 128)
-#define RN_RING_SHAPES_F32(X, type, sum)                                                                               \
-  X(type, sum, BLOCK, 4, 2, 512, 120) X(type, sum, BLOCK, 8, 2, 256, 200)                                              \
-  X(type, sum, CLUSTER, 4, 2, 256, 120) X(type, sum, CLUSTER, 4, 2, 512, 120) X(type, sum, CLUSTER, 8, 2, 256, 200)
+#define RN_RING_HALF(X, type)                                                                                          \
+  X(type, none, BLOCK, 4, 2, 512, 64) X(type, none, BLOCK, 8, 2, 256, 128)                                             \
+  X(type, none, CLUSTER, 4, 2, 512, 64) X(type, none, CLUSTER, 8, 2, 256, 128)                                         \
+  X(type, stored, CLUSTER, 4, 2, 256, 80) X(type, stored, CLUSTER, 4, 2, 512, 64)                                      \
+  X(type, stored, CLUSTER, 8, 2, 256, 128)
 #define RN_RING_INSTANCES(X)                                                                                           \
-  RN_RING_SHAPES(X, bf16, none) RN_RING_SHAPES(X, bf16, stored)                                                        \
-  RN_RING_SHAPES(X, f16, none) RN_RING_SHAPES(X, f16, stored)                                                          \
-  RN_RING_SHAPES_F32(X, f32, none) RN_RING_SHAPES_F32(X, f32, stored)
+  RN_RING_HALF(X, bf16) RN_RING_HALF(X, f16)                                                                           \
+  X(f32, none, BLOCK, 8, 2, 256, 200)                                                                                  \
+  X(f32, none, CLUSTER, 4, 2, 256, 120) X(f32, none, CLUSTER, 4, 2, 512, 120) X(f32, none, CLUSTER, 8, 2, 256, 200)    \
+  X(f32, stored, CLUSTER, 4, 2, 256, 120)
 /* clang-format on */
 enum { RN_FORWARD_STAGES = 2 };
 #define RN_RING_NAME(type, sum, span, loads, threads) rn_ring_##type##_##sum##_##span##_##loads##_##threads
@@ -106,22 +110,17 @@ enum { RN_FORWARD_STAGES = 2 };
 /* clang-format on */
 enum { RN_TREE_THREADS = 1024 };
 
-/* copy.cu: X(reads, writes, words): streams in, streams out, 16-byte words a thread. Blocks of any size up to 1024. */
-#define RN_COPY_SHAPE(X, reads, writes) X(reads, writes, 1) X(reads, writes, 2) X(reads, writes, 4)
-#define RN_COPY_INSTANCES(X)            RN_COPY_SHAPE(X, 1, 1) RN_COPY_SHAPE(X, 2, 1) RN_COPY_SHAPE(X, 2, 2) RN_COPY_SHAPE(X, 3, 1)
-
 /* X(family): the .cu files, in the order of rn_cuda_device.families. */
-#define RN_CUDA_FAMILIES(X) X(general) X(forward) X(backward) X(copy)
+#define RN_CUDA_FAMILIES(X) X(general) X(forward) X(backward)
 
 #define RN_FORWARD_NAME(type, sum, lanes, span, threads, loads)                                                        \
   rn_forward_##type##_##sum##_##lanes##_##span##_##threads##_##loads
 #define RN_BACKWARD_NAME(reach, type, lanes, loads, adds) rn_backward_##reach##_##type##_##lanes##_##loads##_##adds
-#define RN_COPY_NAME(reads, writes, words)                rn_copy_##reads##_##writes##_##words
 
 /* All kernels: RN_LISTED(family, name, threads) for each, which whoever uses the list defines; threads: the largest
  * block. */
 /* clang-format off */
-#define RN_LISTED_GENERAL(name) RN_LISTED(general, name, 1024)
+#define RN_LISTED_GENERAL(name, threads) RN_LISTED(general, name, threads)
 #define RN_LISTED_FORWARD(type, sum, lanes, span, threads, loads, rows)                                                \
   RN_LISTED(forward, RN_FORWARD_NAME(type, sum, lanes, span, threads, loads),                                          \
             RN_FORWARD_THREADS(type, sum, lanes, span, loads))
@@ -129,15 +128,13 @@ enum { RN_TREE_THREADS = 1024 };
   RN_LISTED(forward, RN_RING_NAME(type, sum, span, loads, threads), threads)
 #define RN_LISTED_BACKWARD(reach, type, lanes, loads, rows, adds, threads, registers)                                  \
   RN_LISTED(backward, RN_BACKWARD_NAME(reach, type, lanes, loads, adds), threads)
-#define RN_LISTED_COPY(reads, writes, words) RN_LISTED(copy, RN_COPY_NAME(reads, writes, words), 1024)
 #define RN_CUDA_LIST                                                                                                   \
   RN_GENERAL_KERNELS(RN_LISTED_GENERAL)                                                                                \
   RN_FORWARD_INSTANCES(RN_LISTED_FORWARD)                                                                              \
   RN_RING_INSTANCES(RN_LISTED_RING)                                                                                    \
   RN_BACKWARD_INSTANCES(RN_LISTED_BACKWARD)                                                                            \
   RN_BACKWARD_FEW_INSTANCES(RN_LISTED_BACKWARD)                                                                        \
-  RN_LISTED(backward, rn_backward_tree, RN_TREE_THREADS)                                                                                \
-  RN_COPY_INSTANCES(RN_LISTED_COPY)
+  RN_LISTED(backward, rn_backward_tree, RN_TREE_THREADS)
 /* clang-format on */
 
 #define RN_KERNEL_NUMBER(name)           RN_KERNEL_##name

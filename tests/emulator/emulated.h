@@ -149,10 +149,6 @@ RN_DEVICE void rn_stream_store16(void *at, rn_words4 v) {
 RN_DEVICE void rn_stream_store8(void *at, rn_words2 v) {
   rn_stream_store<2>(at, v);
 }
-/* It reads, so it has to be in bounds. */
-RN_DEVICE void rn_touch(const void *at) {
-  rn_emulated_load(at, 2);
-}
 RN_DEVICE void rn_keep_packed(uint32_t &) {}
 
 RN_DEVICE uint32_t rn_pack_bf16(float low, float high) {

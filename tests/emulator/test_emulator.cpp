@@ -196,7 +196,7 @@ RN_KERNEL(sends, params, 64) {
 /* Narrow accesses and the high half of a product. */
 RN_KERNEL(narrow, params, 32) {
   rn_wait_for_previous();
-  rn_touch(p.x + p.n);
+  p.y[0] = rn_kept_load<1>(p.x + p.n).w[0] ? 1.0f : 0.0f;
   rn_stream_store<1>(p.y, rn_kept_load<1>((const char *)p.x + p.fault));
   rn_stream_store<2>(p.y + 2, rn_kept_load<2>(p.x + 2));
   rn_stream_store<4>(p.y + 4, rn_stream_load<4>(p.x + 4));
