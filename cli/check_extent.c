@@ -194,7 +194,15 @@ static rmsnorm_status backward(const extent *e, const places *p, const char *imp
   return status;
 }
 
-/* What portable makes of one period, and its dweight of all rows. */
+/* The fastest implementation of this processor. */
+static const char *fastest(void) {
+  for (int i = 0; rmsnorm_impl_name(i) != NULL; i++)
+    if (rmsnorm_impl_device(i) == RMSNORM_DEVICE_CPU && rmsnorm_impl_why_not(i) == NULL) return rmsnorm_impl_name(i);
+  return "portable";
+}
+
+/* What portable makes of one period. dweight of all rows is the fastest implementation's, which the check of the CPU
+ * holds to portable's bits: portable adds rows on one thread and would take minutes for each case. */
 static rmsnorm_status reference(const extent *e, const side *s) {
   places p = {.rows = e->period, .heads = 1, .row_stride = e->cols, .head_stride = 0};
   for (int k = 0; k < SIDES; k++) p.data[k] = s[k].period;
@@ -204,7 +212,7 @@ static rmsnorm_status reference(const extent *e, const side *s) {
   places all = {.rows = e->repeats, .heads = e->period, .row_stride = 0, .head_stride = e->cols};
   memcpy(all.data, p.data, sizeof all.data);
   all.data[Y] = NULL;
-  return backward(e, &all, "portable", RMSNORM_DEVICE_CPU, NULL, NULL);
+  return backward(e, &all, fastest(), RMSNORM_DEVICE_CPU, NULL, NULL);
 }
 
 /* ---- comparing ---- */
