@@ -15,7 +15,8 @@ typedef enum kind {
   STORED, /* with residual: the stored sum is normalised */
   EXACT,  /* the float32 sum is */
   QUANTISED,
-  DX, /* backward: outputs; _ADDS: with dresidual_out */
+  QUANTISED_ADDS, /* with residual, either way */
+  DX,             /* backward: outputs; _ADDS: with dresidual_out */
   DX_ADDS,
   DWEIGHT,
   BOTH,
@@ -84,11 +85,12 @@ static void set_kind(rn_case *c, kind k, int64_t i) {
   c->op = is_forward(k) ? RMSNORM_OP_FORWARD : k == STATS ? RMSNORM_OP_STATS : RMSNORM_OP_BACKWARD;
   c->want = k == DX || k == DX_ADDS ? 1u << RN_DX : k == DWEIGHT ? 1u << RN_DWEIGHT : 1u << RN_DX | 1u << RN_DWEIGHT;
   if (is_forward(k)) c->want = 1u << RN_Y | (uint32_t)(i % 2) << RN_RSTD;
-  if (k == STORED || k == EXACT) {
+  if (k == STORED || k == EXACT || k == QUANTISED_ADDS) {
     c->dtype[RN_RESIDUAL] = c->dtype[RN_SUM] = type;
-    c->numerics.round_sum = k == STORED ? RMSNORM_ROUND_STORED : RMSNORM_ROUND_NONE;
+    c->numerics.round_sum =
+        k == STORED || (k == QUANTISED_ADDS && i / 4 % 2) ? RMSNORM_ROUND_STORED : RMSNORM_ROUND_NONE;
   }
-  if (k == QUANTISED) {
+  if (k == QUANTISED || k == QUANTISED_ADDS) {
     static const int formats[] = {RMSNORM_DTYPE_FP8_E4M3, RMSNORM_DTYPE_FP8_E5M2, RMSNORM_DTYPE_INT8};
     c->quant.granularity = RMSNORM_QUANT_TENSOR + (int)(i % 4);
     c->dtype[RN_Q] = formats[i % 4 == 3 ? i / 4 % 2 : i / 4 % 3];
@@ -104,7 +106,7 @@ static void set_kind(rn_case *c, kind k, int64_t i) {
 static void set_places(rn_case *c, kind k, int64_t i, bool apart) {
   static const int forward[][2] = {{-1, -1}, {RN_X, -1}, {RN_X, RN_RESIDUAL}, {RN_RESIDUAL, RN_X}, {-1, RN_RESIDUAL}};
   const int *f = forward[i % COUNT(forward)];
-  if (is_forward(k) && k != QUANTISED) c->alias[RN_Y] = f[0], c->alias[RN_SUM] = f[1];
+  if (is_forward(k) && k < QUANTISED) c->alias[RN_Y] = f[0], c->alias[RN_SUM] = f[1];
   if (k == DX || k == DX_ADDS) c->alias[RN_DX] = i % 4 == 1 ? RN_X : i % 4 == 2 ? RN_DY : i % 4 == 3 ? RN_DSUM : -1;
   if ((k == BOTH || k == BOTH_ADDS) && !apart) c->alias[RN_DX] = i % 2 ? RN_DY : RN_X;
 }

@@ -10,7 +10,7 @@ set(RMSNORM_CUDA_IMAGES "" CACHE PATH "A folder with FAMILY.fatbin of an earlier
 set(RMSNORM_CUDA_THREADS 2 CACHE STRING "How many compute capabilities one nvcc compiles at a time")
 
 set(cuda OFF)
-set(all_families general forward backward)
+set(all_families general forward quantise backward)
 set(cuda_sources cuda.c driver.c loader.c plan.c)
 foreach(family ${all_families})
   list(APPEND cuda_sources plan_${family}.c)

@@ -34,12 +34,12 @@ if ! command -v cuobjdump >/dev/null || ! command -v nvdisasm >/dev/null; then
   exit $failed
 fi
 # A kernel of 16-byte words: rn_copy, and in the fast families those whose threads take 16 bytes of x at a time.
-for family in copy forward backward; do
+for family in copy forward quantise backward; do
   image=$folder/$family.fatbin
   [ -f "$image" ] || continue
   cuobjdump --dump-sass "$image" | awk -v family=$family '
     function judge() {
-      if (name == "" || name !~ /^rn_copy_|^rn_forward_(bf16|f16|f32)_[a-z]+_8_|^rn_backward_[A-Z_]+_(bf16|f16)_8_|^rn_backward_[A-Z_]+_f32_4_/) return
+      if (name == "" || name !~ /^rn_copy_|^rn_forward_(bf16|f16|f32)_[a-z]+_8_|^rn_quantise_|^rn_backward_[A-Z_]+_(bf16|f16)_8_|^rn_backward_[A-Z_]+_f32_4_/) return
       judged++
       if (wide_loads > 0 && wide_stores > 0) return
       printf "kernels: %s for %s: 16-byte loads %d, 16-byte stores %d\n", name, arch, wide_loads, wide_stores

@@ -12,6 +12,8 @@
 #ifndef RN_CUDA_DEVICE_H
 #define RN_CUDA_DEVICE_H
 
+#include "fp8.h"
+
 #include <stdint.h>
 
 #ifdef RN_EMULATED
@@ -172,6 +174,40 @@ RN_DEVICE float rn_unpack_f16(uint16_t code) {
   float v;
   asm("cvt.f32.f16 %0, %1;" : "=f"(v) : "h"(code));
   return v;
+}
+
+/* Four codes of a quantised type (epilogue.h), from the lowest byte on: e5m2 or e4m3; int8. */
+#if __CUDA_ARCH__ >= 890
+RN_DEVICE uint32_t rn_pack_fp8(bool e5m2, float a, float b, float c, float d) {
+  uint16_t low, high;
+  if (e5m2) {
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(low) : "f"(b), "f"(a));
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(high) : "f"(d), "f"(c));
+  } else {
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(b), "f"(a));
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(d), "f"(c));
+  }
+  return low | (uint32_t)high << 16;
+}
+#else
+RN_DEVICE uint32_t rn_pack_fp8(bool e5m2, float a, float b, float c, float d) {
+  return rn_fp8_code(e5m2, a) | rn_fp8_code(e5m2, b) << 8 | rn_fp8_code(e5m2, c) << 16 | rn_fp8_code(e5m2, d) << 24;
+}
+#endif
+/* To nearest even; NaN is 0 and what is too large the largest integer, which packing takes to the largest of eight
+ * bits. */
+RN_DEVICE int rn_nearest_integer(float v) {
+  int i;
+  asm("cvt.rni.s32.f32 %0, %1;" : "=r"(i) : "f"(v));
+  return i;
+}
+RN_DEVICE uint32_t rn_pack_int8(float a, float b, float c, float d) {
+  uint32_t high, word;
+  asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, 0;" : "=r"(high) : "r"(rn_nearest_integer(d)), "r"(rn_nearest_integer(c)));
+  asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %3;"
+      : "=r"(word)
+      : "r"(rn_nearest_integer(b)), "r"(rn_nearest_integer(a)), "r"(high));
+  return word;
 }
 
 /* Clusters (sm_90 and later; elsewhere a cluster is one block). The barrier makes what was written before it, in shared

@@ -82,6 +82,35 @@
 enum { RN_FORWARD_STAGES = 2 };
 #define RN_RING_NAME(type, sum, span, loads, threads) rn_ring_##type##_##sum##_##span##_##loads##_##threads
 
+/* quantise.cu: X(type, sum, span, threads, loads): as in forward.cu, eight lanes a thread, one row at a time; sum: none
+ * or residual. A thread keeps a row as float32 from the sum of squares on, so it has more registers than in forward.cu.
+ * The name is rn_quantise_<type>_<sum>_<span>_<threads>_<loads>. */
+/* clang-format off */
+#define RN_QUANTISE_SHAPES(X, type, sum)                                                                               \
+  X(type, sum, WARP, 8, 8)                                                                                             \
+  X(type, sum, WARP, 16, 4) X(type, sum, WARP, 16, 8)                                                                  \
+  X(type, sum, WARP, 32, 4) X(type, sum, WARP, 32, 8)                                                                  \
+  X(type, sum, BLOCK, 0, 4) X(type, sum, BLOCK, 0, 8)                                                                  \
+  X(type, sum, CLUSTER, 0, 4) X(type, sum, CLUSTER, 0, 8)
+#define RN_QUANTISE_SHAPES_F32(X, type, sum)                                                                           \
+  X(type, sum, WARP, 8, 8) X(type, sum, WARP, 16, 8) X(type, sum, WARP, 32, 8)                                         \
+  X(type, sum, BLOCK, 0, 4) X(type, sum, BLOCK, 0, 8) X(type, sum, CLUSTER, 0, 4) X(type, sum, CLUSTER, 0, 8)
+#define RN_QUANTISE_INSTANCES(X)                                                                                       \
+  RN_QUANTISE_SHAPES(X, bf16, none) RN_QUANTISE_SHAPES(X, bf16, residual)                                              \
+  RN_QUANTISE_SHAPES(X, f16, none) RN_QUANTISE_SHAPES(X, f16, residual)                                                \
+  RN_QUANTISE_SHAPES_F32(X, f32, none) RN_QUANTISE_SHAPES_F32(X, f32, residual)
+/* The words of x and residual of a thread, which are under way at the same time. */
+#define RN_QUANTISE_WORDS(type, sum, loads) ((loads) * 2 * RN_FORWARD_SIZE_##type * RN_QUANTISE_TENSORS_##sum)
+#define RN_QUANTISE_TENSORS_none     1
+#define RN_QUANTISE_TENSORS_residual 2
+#define RN_QUANTISE_REGISTERS(type, sum, loads) \
+  ((loads) == 4 ? RN_QUANTISE_WORDS(type, sum, loads) > 32 ? 128 : 96                                                  \
+                : RN_FORWARD_SIZE_##type == 2 ? 128 : RN_QUANTISE_WORDS(type, sum, loads) > 64 ? 200 : 168)
+#define RN_QUANTISE_THREADS(type, sum, span, loads) \
+  (RN_FORWARD_THREADS_##span < 512 || RN_QUANTISE_REGISTERS(type, sum, loads) <= 128 ? RN_FORWARD_THREADS_##span : 256)
+#define RN_QUANTISE_NAME(type, sum, span, threads, loads) rn_quantise_##type##_##sum##_##span##_##threads##_##loads
+/* clang-format on */
+
 /* backward.cu: X(reach, type, lanes, loads, rows, adds, threads, registers): who shares a row (a warp or less, a block,
  * a ring of bulk copies for a block or cluster; few_*: few rows in one launch); the element type; neighbouring lanes a
  * thread; steps a row; rows at once; dresidual_out, 0 or 1; the largest block and the registers of a thread, from what
@@ -111,7 +140,7 @@ enum { RN_FORWARD_STAGES = 2 };
 enum { RN_TREE_THREADS = 1024 };
 
 /* X(family): the .cu files, in the order of rn_cuda_device.families. */
-#define RN_CUDA_FAMILIES(X) X(general) X(forward) X(backward)
+#define RN_CUDA_FAMILIES(X) X(general) X(forward) X(quantise) X(backward)
 
 #define RN_FORWARD_NAME(type, sum, lanes, span, threads, loads)                                                        \
   rn_forward_##type##_##sum##_##lanes##_##span##_##threads##_##loads
@@ -126,12 +155,15 @@ enum { RN_TREE_THREADS = 1024 };
             RN_FORWARD_THREADS(type, sum, lanes, span, loads))
 #define RN_LISTED_RING(type, sum, span, loads, stages, threads, registers)                                             \
   RN_LISTED(forward, RN_RING_NAME(type, sum, span, loads, threads), threads)
+#define RN_LISTED_QUANTISE(type, sum, span, threads, loads)                                                             \
+  RN_LISTED(quantise, RN_QUANTISE_NAME(type, sum, span, threads, loads), RN_QUANTISE_THREADS(type, sum, span, loads))
 #define RN_LISTED_BACKWARD(reach, type, lanes, loads, rows, adds, threads, registers)                                  \
   RN_LISTED(backward, RN_BACKWARD_NAME(reach, type, lanes, loads, adds), threads)
 #define RN_CUDA_LIST                                                                                                   \
   RN_GENERAL_KERNELS(RN_LISTED_GENERAL)                                                                                \
   RN_FORWARD_INSTANCES(RN_LISTED_FORWARD)                                                                              \
   RN_RING_INSTANCES(RN_LISTED_RING)                                                                                    \
+  RN_QUANTISE_INSTANCES(RN_LISTED_QUANTISE)                                                                            \
   RN_BACKWARD_INSTANCES(RN_LISTED_BACKWARD)                                                                            \
   RN_BACKWARD_FEW_INSTANCES(RN_LISTED_BACKWARD)                                                                        \
   RN_LISTED(backward, rn_backward_tree, RN_TREE_THREADS)

@@ -80,6 +80,19 @@ typedef struct rn_cuda_forward {
   int32_t rows_of_cluster; /* forward_ring.h */
 } rn_cuda_forward;
 
+/* quantise.cu: as forward.cu, y may be absent; q and its scales. */
+typedef struct rn_cuda_quantise {
+  rn_cuda_forward f;
+  rn_cuda_view q;
+  const float *scale_in; /* TENSOR */
+  char *scale_out;       /* ROW, BLOCK: float; MX: e8m0 */
+  int64_t scale_row_stride, scale_block_stride;
+  int32_t granularity, dtype, reciprocal, e8m0_rounding;
+  int32_t block_shift; /* BLOCK, MX: log2 of the columns */
+  int32_t round_sum, round_normed;
+  float scale_max;
+} rn_cuda_quantise;
+
 /* backward.cu: x, dy, dresidual_out, dx of one type, aligned runs, rstd given or recomputed. Rows and strides fit 32
  * bits there, so that an address is one instruction. */
 typedef struct rn_cuda_tensor {

@@ -11,6 +11,7 @@ static const struct {
   plan_function *plan;
 } families[] = {
     {RN_FAMILY_forward, rn_cuda_plan_forward},
+    {RN_FAMILY_quantise, rn_cuda_plan_quantise},
     {RN_FAMILY_backward, rn_cuda_plan_backward},
     {RN_FAMILY_general, rn_cuda_plan_general},
 };

@@ -37,6 +37,7 @@ typedef struct rn_cuda_plan {
   union {
     rn_cuda_call call;
     rn_cuda_forward forward;
+    rn_cuda_quantise quantise;
     rn_cuda_backward backward;
   } params;
 } rn_cuda_plan;
@@ -47,6 +48,8 @@ const char *rn_cuda_plan_of(const rn_problem *p, const rn_cuda_options *options,
                             rn_cuda_plan *plan);
 const char *rn_cuda_plan_forward(const rn_problem *p, const rn_cuda_options *options, const rn_cuda_device *device,
                                  rn_cuda_plan *plan);
+const char *rn_cuda_plan_quantise(const rn_problem *p, const rn_cuda_options *options, const rn_cuda_device *device,
+                                  rn_cuda_plan *plan);
 const char *rn_cuda_plan_backward(const rn_problem *p, const rn_cuda_options *options, const rn_cuda_device *device,
                                   rn_cuda_plan *plan);
 const char *rn_cuda_plan_general(const rn_problem *p, const rn_cuda_options *options, const rn_cuda_device *device,
