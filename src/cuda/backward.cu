@@ -18,7 +18,7 @@ RN_DEVICE void rn_backward_rows(const rn_cuda_backward &p) {
   RN_SHARED_REST(rest);
   rn_wait_for_previous();
   rn_let_next_start();
-  rn_share team = rn_share_of<REACH>(p.team, slots);
+  rn_share team = rn_share_of<REACH>(p.team, slots, nullptr);
   const rn_deal deal = rn_deal_of(p);
   /* A unit holds `beside` neighbouring row lanes of a chunk: the rows side by side in a warp. */
   const int unit_threads = REACH == RN_SHARE_WARP ? 32 : p.team, beside = REACH == RN_SHARE_WARP ? 32 / p.team : 1;

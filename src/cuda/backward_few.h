@@ -56,14 +56,19 @@ RN_DEVICE rn_factors rn_warp_statistic(const rn_cuda_backward &p, const char *x,
   return rn_rescued(rescue, sum, p.divisor, p.eps);
 }
 
-/* dweight of RN_FEW_RUNS runs of columns. Groups of RN_FEW_RUNS threads take RN_FEW_EACH row lanes each. */
-template <class T, int LANES> RN_DEVICE void rn_few_columns(const rn_cuda_backward &p, int block) {
+/* dweight of RN_FEW_RUNS runs of columns. Groups of RN_FEW_RUNS threads take up to EACH row lanes each; code for one
+ * alone is a quarter of the other, and with so few rows the time to fetch it shows. */
+template <int LANES> struct rn_few_room {
   enum { COLUMNS = RN_FEW_RUNS * LANES, GROUPS = RN_FEW_THREADS / RN_FEW_RUNS, PARTS = 8 };
-  RN_SHARED(float, power, RN_FEW_ROWS);
-  RN_SHARED(float, r, RN_FEW_ROWS);
-  RN_SHARED(float, sums, GROUPS *COLUMNS);
-  RN_SHARED(float, parts, RN_FEW_THREADS / 32 * RN_FEW_LEVELS);
-  RN_SHARED(float, pieces, PARTS *COLUMNS);
+  float power[RN_FEW_ROWS], r[RN_FEW_ROWS];
+  float sums[GROUPS * COLUMNS], pieces[PARTS * COLUMNS];
+  float parts[RN_FEW_THREADS / 32 * RN_FEW_LEVELS];
+};
+template <class T, int LANES, int EACH>
+RN_DEVICE void rn_few_columns(const rn_cuda_backward &p, int block, rn_few_room<LANES> &room) {
+  enum { COLUMNS = rn_few_room<LANES>::COLUMNS, PARTS = rn_few_room<LANES>::PARTS };
+  float *const power = room.power, *const r = room.r, *const sums = room.sums, *const pieces = room.pieces;
+  float *const parts = room.parts;
   const rn_deal deal = rn_deal_of(p);
   const int threads = rn_threads_of_block(), group = rn_thread() / RN_FEW_RUNS, groups = threads / RN_FEW_RUNS;
   const int column = block * COLUMNS + rn_thread() % RN_FEW_RUNS * LANES,
@@ -71,9 +76,9 @@ template <class T, int LANES> RN_DEVICE void rn_few_columns(const rn_cuda_backwa
   const int lanes_of_group = p.few_each, first = group * lanes_of_group;
 
   /* The first row of every row lane is on its way before anything is waited for. */
-  rn_run<T, LANES> x[RN_FEW_EACH], dy[RN_FEW_EACH];
-  int row[RN_FEW_EACH];
-  RN_UNROLL for (int k = 0; k < RN_FEW_EACH; k++) {
+  rn_run<T, LANES> x[EACH], dy[EACH];
+  int row[EACH];
+  RN_UNROLL for (int k = 0; k < EACH; k++) {
     const int lane = first + k;
     row[k] = k < lanes_of_group && lane < end && column < p.cols
                  ? rn_dealt_row(deal, lane / deal.row_lanes, lane % deal.row_lanes)
@@ -102,8 +107,8 @@ template <class T, int LANES> RN_DEVICE void rn_few_columns(const rn_cuda_backwa
     rn_barrier();
   }
 
-  float acc[RN_FEW_EACH][LANES];
-  RN_UNROLL for (int k = 0; k < RN_FEW_EACH; k++) {
+  float acc[EACH][LANES];
+  RN_UNROLL for (int k = 0; k < EACH; k++) {
     float u[LANES], g[LANES];
     const bool is = row[k] < deal.rows;
     const float power_of = is ? power[row[k]] : 1.0f, r_of = is ? r[row[k]] : 1.0f;
@@ -114,7 +119,7 @@ template <class T, int LANES> RN_DEVICE void rn_few_columns(const rn_cuda_backwa
   /* Lanes with more than one row: their number is no power of two, or the rows are very long. */
   RN_NO_UNROLL for (int step = deal.row_lanes;; step += deal.row_lanes) {
     bool more = false;
-    RN_UNROLL for (int k = 0; k < RN_FEW_EACH; k++) {
+    RN_UNROLL for (int k = 0; k < EACH; k++) {
       const int lane = first + k;
       if (row[k] >= deal.rows) continue;
       const int next = rn_dealt_row(deal, lane / deal.row_lanes, lane % deal.row_lanes + step);
@@ -151,8 +156,9 @@ template <class T, int LANES> RN_DEVICE void rn_few_columns(const rn_cuda_backwa
 
 /* dx of one row a team. */
 template <int REACH, class T, int LANES, int LOADS, class WEIGHTS>
-RN_DEVICE void rn_few_rows(const rn_cuda_backward &p, float *slots) {
-  rn_share team = rn_share_of<REACH>(p.team, slots);
+RN_DEVICE void rn_few_rows(const rn_cuda_backward &p, float *slots, rn_transfer *arrived) {
+  rn_share team = rn_share_of<REACH>(p.team, slots, arrived);
+  if (REACH == RN_SHARE_CLUSTER) rn_cluster_arrive_relaxed(), rn_cluster_wait(); /* all blocks have started */
   const int teams = rn_threads_of_block() / p.team, block = (int)rn_block() / team.blocks;
   const int row = block * teams + team.number, column = (team.rank * p.team + team.thread) * LANES;
   const int rows = rn_deal_of(p).rows;
@@ -171,13 +177,16 @@ RN_DEVICE void rn_few_rows(const rn_cuda_backward &p, float *slots) {
 template <int REACH, class T, int LANES, int LOADS, class WEIGHTS>
 RN_DEVICE void rn_backward_few(const rn_cuda_backward &p) {
   RN_SHARED(float, slots, REACH == RN_SHARE_WARP ? 1 : RN_SHARE_TEAMS * RN_SHARE_SLOTS);
+  RN_SHARED(rn_transfer, arrived, 2);
+  RN_SHARED(rn_few_room<LANES>, room, 1);
   rn_wait_for_previous();
   rn_let_next_start();
-  if (REACH == RN_SHARE_CLUSTER) rn_cluster_arrive(), rn_cluster_wait(); /* all blocks have started */
   if (rn_block() < p.row_blocks)
-    rn_few_rows<REACH, T, LANES, LOADS, WEIGHTS>(p, slots);
+    rn_few_rows<REACH, T, LANES, LOADS, WEIGHTS>(p, slots, arrived);
+  else if (p.few_each == 1)
+    rn_few_columns<T, LANES, 1>(p, (int)rn_block() - p.row_blocks, room[0]);
   else
-    rn_few_columns<T, LANES>(p, (int)rn_block() - p.row_blocks);
+    rn_few_columns<T, LANES, RN_FEW_EACH>(p, (int)rn_block() - p.row_blocks, room[0]);
 }
 
 #endif /* RN_CUDA_BACKWARD_FEW_H */

@@ -90,50 +90,80 @@ struct rn_share {
   int threads; /* this block's part */
   int number;  /* of the team in the block */
   int rank, blocks;
-  int turn; /* 0, 1: the half of the slots that is used next; so one barrier an exchange is enough */
+  int round; /* exchanges so far: the halves of the slots take turns, so one barrier an exchange is enough */
   float *slots;
+  rn_transfer *arrived; /* two: what the blocks of a cluster send */
 };
 
-template <int REACH> RN_DEVICE rn_share rn_share_of(int team_threads, float *slots) {
+/* With RN_SHARE_CLUSTER the blocks meet (rn_cluster_wait) before the first exchange. What a block is sent it also waits
+ * for, so it can leave after its last exchange. */
+template <int REACH> RN_DEVICE rn_share rn_share_of(int team_threads, float *slots, rn_transfer *arrived) {
   rn_share team;
   team.threads = team_threads, team.number = rn_thread() / team_threads;
   team.thread = rn_thread() - team.number * team_threads;
   team.rank = REACH == RN_SHARE_CLUSTER ? rn_cluster_rank() : 0,
   team.blocks = REACH == RN_SHARE_CLUSTER ? rn_cluster_blocks() : 1;
-  team.turn = 0, team.slots = slots + (REACH == RN_SHARE_WARP ? 0 : team.number * RN_SHARE_SLOTS);
+  team.round = 0, team.slots = slots + (REACH == RN_SHARE_WARP ? 0 : team.number * RN_SHARE_SLOTS);
+  team.arrived = arrived;
+  if (REACH == RN_SHARE_CLUSTER && rn_thread() == 0) rn_transfer_init(arrived, 1), rn_transfer_init(arrived + 1, 1);
   return team;
 }
 
-/* One value for the row from one of each of its threads, neighbours first. Every thread gets it. With RN_SHARE_CLUSTER
- * all blocks of the cluster have to have started. */
-struct rn_nothing {
-  RN_DEVICE void done(const rn_nothing &) {}
-};
-/* `meanwhile` is done when every thread of the block has come that far. */
-template <int REACH, class OP, class MEANWHILE = rn_nothing>
-RN_DEVICE float rn_share_tree(rn_share &team, float d, const MEANWHILE &meanwhile = MEANWHILE()) {
-  RN_UNROLL for (int m = 1; m < 32; m *= 2) if (REACH != RN_SHARE_WARP || m < team.threads) d =
-      OP::of(d, rn_from_lane_xor(RN_ALL_LANES, d, m));
-  if constexpr (REACH != RN_SHARE_WARP) {
-    const int lane = rn_thread() & 31, warp = team.thread >> 5, warps = team.threads >> 5;
-    float *const of_warps = team.slots + team.turn * 32, *const of_blocks = team.slots + 2 * 32 + team.turn * 16;
-    team.turn ^= 1;
-    if (lane == 0) of_warps[warp] = d;
+/* Two neighbours: their sum, or the greater magnitude. */
+RN_DEVICE float rn_met(float a, float b, bool greatest) {
+  return greatest ? rn_greater::of(a, b) : a + b;
+}
+/* `count` neighbours, a power of two up to 32: lane i of the warp has the one at i % count. */
+RN_DEVICE float rn_tree_of(float d, int count, bool greatest) {
+  for (int m = 1; m < count; m *= 2) d = rn_met(d, rn_from_lane_xor(RN_ALL_LANES, d, m), greatest);
+  return d;
+}
+
+/* One value for the row from one of each of its threads, neighbours first, in three steps with one barrier of the team
+ * between the first and the second; much can be done between the second and the third. */
+template <int REACH> RN_DEVICE void rn_share_put(rn_share &team, float d, bool greatest) {
+  RN_UNROLL for (int m = 1; m < 32; m *= 2) d = rn_met(d, rn_from_lane_xor(RN_ALL_LANES, d, m), greatest);
+  if ((rn_thread() & 31) == 0) team.slots[(team.round & 1) * 32 + (team.thread >> 5)] = d;
+}
+template <int REACH> RN_DEVICE float rn_share_of_block(const rn_share &team, bool greatest) {
+  const int warps = team.threads >> 5;
+  return rn_tree_of(team.slots[(team.round & 1) * 32 + (rn_thread() & 31 & (warps - 1))], warps, greatest);
+}
+template <int REACH> RN_DEVICE void rn_share_send(rn_share &team, bool greatest) {
+  if (REACH != RN_SHARE_CLUSTER || team.blocks == 1 || team.thread >= 32) return;
+  const int turn = team.round & 1;
+  const float d = rn_share_of_block<REACH>(team, greatest);
+  if (team.thread == 0) rn_transfer_expect(team.arrived + turn, 4 * (uint32_t)team.blocks);
+  if (team.thread < team.blocks)
+    rn_cluster_send(team.slots + 2 * 32 + turn * 16 + team.rank, team.thread, d, team.arrived + turn);
+}
+template <int REACH> RN_DEVICE float rn_share_receive(rn_share &team, bool greatest) {
+  float d;
+  if (REACH == RN_SHARE_CLUSTER && team.blocks > 1) {
+    rn_cluster_receive(team.arrived + (team.round & 1), (uint32_t)(team.round >> 1 & 1));
+    d = rn_tree_of(team.slots[2 * 32 + (team.round & 1) * 16 + (rn_thread() & (team.blocks - 1))], team.blocks,
+                   greatest);
+  } else {
+    d = rn_share_of_block<REACH>(team, greatest);
+  }
+  team.round++;
+  return d;
+}
+/* All at once. Every thread of the row gets it. */
+template <int REACH> RN_DEVICE float rn_share_tree(rn_share &team, float d, bool greatest = false) {
+  if constexpr (REACH == RN_SHARE_WARP) {
+    RN_UNROLL for (int m = 1; m < 32; m *= 2) if (m < team.threads) d =
+        rn_met(d, rn_from_lane_xor(RN_ALL_LANES, d, m), greatest);
+    return d;
+  } else {
+    rn_share_put<REACH>(team, d, greatest);
     if (REACH == RN_SHARE_BLOCK)
       rn_team_barrier(1 + team.number, team.threads);
     else
       rn_barrier();
-    MEANWHILE::done(meanwhile);
-    d = of_warps[lane & (warps - 1)];
-    for (int m = 1; m < warps; m *= 2) d = OP::of(d, rn_from_lane_xor(RN_ALL_LANES, d, m));
-    if (REACH == RN_SHARE_CLUSTER && team.blocks > 1) {
-      if (warp == 0 && lane < team.blocks) rn_cluster_store(of_blocks + team.rank, lane, d);
-      rn_cluster_arrive(), rn_cluster_wait();
-      d = of_blocks[lane & (team.blocks - 1)];
-      for (int m = 1; m < team.blocks; m *= 2) d = OP::of(d, rn_from_lane_xor(RN_ALL_LANES, d, m));
-    }
+    rn_share_send<REACH>(team, greatest);
+    return rn_share_receive<REACH>(team, greatest);
   }
-  return d;
 }
 
 template <int LANES> RN_DEVICE float rn_fold(const float (&lane)[LANES]) {
@@ -191,7 +221,7 @@ template <class T, int LANES, int LOADS> struct rn_kept_weights {
     }
   }
   RN_DEVICE void step(rn_kept_weights &weight, const rn_cuda_backward &p, int, int j, float (&w)[LANES]) {
-    rn_keep_packed(weight.run[j]);
+    if (LOADS > 1) rn_keep_packed(weight.run[j]);
     rn_unpack_run(weight.run[j], w);
     RN_UNROLL for (int i = 0; i < LANES; i++) w[i] = p.weight_offset + w[i];
   }
@@ -209,18 +239,9 @@ template <class T> RN_DEVICE bool rn_has_power(T) {
   return true;
 }
 
-template <int REACH, class T, int LANES, int LOADS>
-RN_DEVICE float rn_sum_of_squares(rn_share &team, const rn_run<T, LANES> (&x)[LOADS], float scale) {
-  float lane[LANES] = {0};
-  RN_UNROLL for (int j = 0; j < LOADS; j++) {
-    float u[LANES];
-    rn_unpack_run(x[j], u);
-    RN_UNROLL for (int i = 0; i < LANES; i++) {
-      u[i] = u[i] * scale;
-      lane[i] = fmaf(u[i], u[i], lane[i]);
-    }
-  }
-  return rn_share_tree<REACH, rn_add>(team, rn_fold(lane));
+/* v / divisor: the same bits, and faster, where the divisor is a power of two. */
+RN_DEVICE float rn_mean(const rn_cuda_backward &p, float v) {
+  return p.inverse_divisor != 0 ? v * p.inverse_divisor : v / p.divisor;
 }
 
 /* 1.4, from the greatest magnitude m of the row and, where one is needed, the sum of the scaled squares. */
@@ -252,26 +273,38 @@ template <int REACH> RN_DEVICE bool rn_any_row(bool is) {
   return REACH == RN_SHARE_WARP ? rn_any_in_warp(RN_ALL_LANES, is) : is;
 }
 
-/* From the saved rstd where that is one of an ordinary row (0: none is saved), otherwise from x. */
+/* From the saved rstd where that is one of an ordinary row (0: none is saved), otherwise from x: the sum of squares; if
+ * float32 does not hold it, the greatest magnitude and the sum of the scaled squares. */
 template <int REACH, class T, int LANES, int LOADS>
-RN_DEVICE rn_factors rn_statistic(const rn_cuda_backward &p, rn_share &team, const rn_run<T, LANES> (&x)[LOADS],
+RN_DEVICE rn_factors rn_statistic(const rn_cuda_backward &p, rn_share &team, rn_run<T, LANES> (&x)[LOADS],
                                   float saved) {
   rn_factors stat = {1, saved};
+  rn_rescue rescue = {0, 1, 0};
   bool known = rn_is_ordinary_rstd(saved);
-  if (!rn_any_row<REACH>(!known)) return stat;
-  const float v = rn_sum_of_squares<REACH>(team, x, 1.0f) / p.divisor + p.eps;
-  if (!known && rn_is_ordinary(v)) known = true, stat.r = rn_isqrt(v);
-  if (!rn_any_row<REACH>(!known)) return stat;
-
-  float m = 0;
-  RN_UNROLL for (int j = 0; j < LOADS; j++) {
-    float u[LANES];
-    rn_unpack_run(x[j], u);
-    RN_UNROLL for (int i = 0; i < LANES; i++) m = rn_greater::of(m, rn_abs(u[i]));
+  RN_NO_UNROLL for (int step = 0; rn_any_row<REACH>(!known); step++) {
+    float lane[LANES] = {0}, m = 0;
+    RN_UNROLL for (int j = 0; j < LOADS; j++) {
+      float u[LANES];
+      rn_keep_packed(x[j]);
+      rn_unpack_run(x[j], u);
+      RN_UNROLL for (int i = 0; i < LANES; i++) {
+        m = rn_greater::of(m, rn_abs(u[i]));
+        u[i] = u[i] * rescue.scale;
+        lane[i] = fmaf(u[i], u[i], lane[i]);
+      }
+    }
+    const float all = rn_share_tree<REACH>(team, step == 1 ? m : rn_fold(lane), step == 1);
+    if (step == 0) {
+      const float v = rn_mean(p, all) + p.eps;
+      if (!known && rn_is_ordinary(v)) known = true, stat.r = rn_isqrt(v);
+    } else if (step == 1) {
+      rescue = rn_rescue_of(all, p.eps);
+    } else if (!known) {
+      known = true, stat = rn_rescued(rescue, all, p.divisor, p.eps);
+    }
+    if (step == 2) break;
   }
-  const rn_rescue rescue = rn_rescue_of(rn_share_tree<REACH, rn_greater>(team, m), p.eps);
-  const float sum = rn_sum_of_squares<REACH>(team, x, rescue.scale);
-  return known ? stat : rn_rescued(rescue, sum, p.divisor, p.eps);
+  return stat;
 }
 
 /* The runs of a row, or of none. ADDS: dresidual_out may be there; -0, which changes no sum, stands for it if not. */
@@ -298,72 +331,60 @@ RN_DEVICE void rn_load_row(const rn_cuda_backward &p, int row, bool is, int colu
 }
 
 /* ------------------------------------------------------------------------------------------------------------------
- * The two passes over the runs of a row: what goes to dweight and the thread's part of the dot; dx. POWER: may the
- * power be anything but 1? */
-template <bool POWER> RN_DEVICE float rn_xhat(float x, rn_factors stat) {
-  return POWER ? (x * stat.power) * stat.r : x * stat.r;
+ * The two passes over the runs of a row: what goes to dweight and the thread's part of the dot; dx. Multiplying by a
+ * power of 1 changes nothing, so there is one form for all rows. */
+template <class T> RN_DEVICE float rn_xhat(T, float x, rn_factors stat) {
+  return rn_has_power(T()) ? (x * stat.power) * stat.r : x * stat.r;
 }
 
-template <bool POWER, bool DWEIGHT, class T, int LANES, int LOADS, class WEIGHTS>
-RN_DEVICE float rn_first_pass(const rn_cuda_backward &p, int column, rn_factors stat,
-                              const rn_run<T, LANES> (&x)[LOADS], const rn_run<T, LANES> (&dy)[LOADS], WEIGHTS &weight,
-                              float (&dweight)[LOADS][LANES]) {
-  float lane[LANES] = {0};
-  RN_UNROLL for (int j = 0; j < LOADS; j++) {
-    float u[LANES], g[LANES], w[LANES];
-    rn_unpack_run(x[j], u);
-    rn_unpack_run(dy[j], g);
-    WEIGHTS::step(weight, p, column, j, w);
-    RN_UNROLL for (int i = 0; i < LANES; i++) {
-      const float xhat = rn_xhat<POWER>(u[i], stat);
-      if (DWEIGHT) dweight[j][i] = fmaf(g[i], xhat, dweight[j][i]);
-      lane[i] = fmaf(g[i] * w[i], xhat, lane[i]);
-    }
+template <bool DWEIGHT, class T, int LANES>
+RN_DEVICE void rn_first_run(rn_factors stat, const rn_run<T, LANES> &x, const rn_run<T, LANES> &dy,
+                            const float (&w)[LANES], float (&dweight)[LANES], float (&lane)[LANES]) {
+  float u[LANES], g[LANES];
+  rn_unpack_run(x, u);
+  rn_unpack_run(dy, g);
+  RN_UNROLL for (int i = 0; i < LANES; i++) {
+    const float xhat = rn_xhat(T(), u[i], stat);
+    if (DWEIGHT) dweight[i] = fmaf(g[i], xhat, dweight[i]);
+    lane[i] = fmaf(g[i] * w[i], xhat, lane[i]);
   }
-  return rn_fold(lane);
 }
-
-template <bool POWER, bool ADDS, class T, int LANES, int LOADS, class WEIGHTS>
-RN_DEVICE void rn_second_pass(const rn_cuda_backward &p, int column, rn_factors stat, float c, char *dx, bool store,
-                              rn_run<T, LANES> (&x)[LOADS], rn_run<T, LANES> (&dy)[LOADS],
-                              rn_run<T, LANES> (&incoming)[ADDS ? LOADS : 1], WEIGHTS &weight) {
-  RN_UNROLL for (int j = 0; j < LOADS; j++) {
-    const int at = column + j * p.lanes;
-    float u[LANES], g[LANES], w[LANES];
-    rn_keep_packed(x[j]), rn_keep_packed(dy[j]);
-    rn_unpack_run(x[j], u);
-    rn_unpack_run(dy[j], g);
-    WEIGHTS::step(weight, p, column, j, w);
-    RN_UNROLL for (int i = 0; i < LANES; i++) {
-      const float k = fmaf(-rn_xhat<POWER>(u[i], stat), c, g[i] * w[i]);
-      u[i] = POWER ? (stat.r * k) * stat.power : stat.r * k;
-    }
-    if (ADDS) {
-      rn_unpack_run(incoming[ADDS ? j : 0], g);
-      RN_UNROLL for (int i = 0; i < LANES; i++) u[i] = u[i] + g[i];
-    }
-    if (store && at < p.cols) rn_store_run(dx + T::SIZE * (int64_t)at, rn_pack_run<T, LANES>(u));
+template <bool ADDS, class T, int LANES>
+RN_DEVICE void rn_second_run(rn_factors stat, float c, char *dx, const rn_run<T, LANES> &x, const rn_run<T, LANES> &dy,
+                             const rn_run<T, LANES> &incoming, const float (&w)[LANES], bool store) {
+  float u[LANES], g[LANES];
+  rn_unpack_run(x, u);
+  rn_unpack_run(dy, g);
+  RN_UNROLL for (int i = 0; i < LANES; i++) {
+    const float k = fmaf(-rn_xhat(T(), u[i], stat), c, g[i] * w[i]);
+    u[i] = rn_has_power(T()) ? (stat.r * k) * stat.power : stat.r * k;
   }
+  if (ADDS) {
+    rn_unpack_run(incoming, g);
+    RN_UNROLL for (int i = 0; i < LANES; i++) u[i] = u[i] + g[i];
+  }
+  if (store) rn_store_run(dx, rn_pack_run<T, LANES>(u));
 }
 
 /* Both, for the row whose runs are at hand. Every thread of the team takes part, with a row or without. */
-template <int REACH, bool DWEIGHT, bool ADDS, class T, int LANES, int LOADS, class WEIGHTS,
-          class MEANWHILE = rn_nothing>
+template <int REACH, bool DWEIGHT, bool ADDS, class T, int LANES, int LOADS, class WEIGHTS>
 RN_DEVICE void rn_finish_row(const rn_cuda_backward &p, rn_share &team, int column, rn_factors stat, char *dx,
                              bool store, rn_run<T, LANES> (&x)[LOADS], rn_run<T, LANES> (&dy)[LOADS],
                              rn_run<T, LANES> (&incoming)[ADDS ? LOADS : 1], WEIGHTS &weight,
-                             float (&dweight)[LOADS][LANES], const MEANWHILE &meanwhile = MEANWHILE()) {
-  const bool power = rn_has_power(T()) && stat.power != 1;
-  float dot;
-  if (power)
-    dot = rn_first_pass<true, DWEIGHT>(p, column, stat, x, dy, weight, dweight);
-  else
-    dot = rn_first_pass<false, DWEIGHT>(p, column, stat, x, dy, weight, dweight);
-  const float c = rn_share_tree<REACH, rn_add>(team, dot, meanwhile) / p.divisor;
-  if (power)
-    rn_second_pass<true, ADDS>(p, column, stat, c, dx, store, x, dy, incoming, weight);
-  else
-    rn_second_pass<false, ADDS>(p, column, stat, c, dx, store, x, dy, incoming, weight);
+                             float (&dweight)[LOADS][LANES]) {
+  float lane[LANES] = {0}, w[LANES];
+  RN_UNROLL for (int j = 0; j < LOADS; j++) {
+    WEIGHTS::step(weight, p, column, j, w);
+    rn_first_run<DWEIGHT>(stat, x[j], dy[j], w, dweight[j], lane);
+  }
+  const float c = rn_mean(p, rn_share_tree<REACH>(team, rn_fold(lane)));
+  RN_UNROLL for (int j = 0; j < LOADS; j++) {
+    const int at = column + j * p.lanes;
+    if (LOADS > 1) rn_keep_packed(x[j]), rn_keep_packed(dy[j]);
+    WEIGHTS::step(weight, p, column, j, w);
+    rn_second_run<ADDS>(stat, c, dx + T::SIZE * (int64_t)at, x[j], dy[j], incoming[ADDS ? j : 0], w,
+                        store && at < p.cols);
+  }
 }
 
 #endif /* RN_CUDA_BACKWARD_ROW_H */

@@ -113,29 +113,35 @@ enum { RN_FORWARD_STAGES = 2 };
 
 /* backward.cu: X(reach, type, lanes, loads, rows, adds, threads, registers): who shares a row (a warp or less, a block,
  * a ring of bulk copies for a block or cluster; few_*: few rows in one launch); the element type; neighbouring lanes a
- * thread; steps a row; rows at once; dresidual_out, 0 or 1; the largest block and the registers of a thread, from what
- * it holds: x, dy, dresidual_out and the weight packed, dweight in float32.
+ * thread, of 16 or 8 bytes; steps a row; rows at once; dresidual_out, 0 or 1; the largest block and the registers of a
+ * thread, from what it holds: x, dy, dresidual_out and the weight packed, dweight in float32.
  * The name is rn_backward_<reach>_<type>_<lanes>_<loads>_<adds>. */
 /* clang-format off */
 #define RN_BACKWARD_SHAPES(X, type, lanes)                                                                             \
-  X(WARP, type, lanes, 1, 4, 1, 256, 128)                                                                              \
-  X(WARP, type, lanes, 2, 2, 1, 256, 128)                                                                              \
+  X(WARP, type, lanes, 1, 2, 0, 256, 80) X(WARP, type, lanes, 1, 4, 1, 256, 128)                                       \
+  X(WARP, type, lanes, 2, 1, 0, 256, 80) X(WARP, type, lanes, 2, 2, 1, 256, 128)                                       \
   X(WARP, type, lanes, 4, 1, 0, 256, 128) X(WARP, type, lanes, 4, 1, 1, 128, 168)                                      \
   X(WARP, type, lanes, 6, 1, 0, 128, 168) X(WARP, type, lanes, 6, 1, 1, 128, 240)                                      \
   X(WARP, type, lanes, 8, 1, 1, 128, 240)                                                                              \
-  X(BLOCK, type, lanes, 4, 1, 0, 512, 128) X(BLOCK, type, lanes, 4, 1, 1, 256, 168)                                    \
-  X(BLOCK, type, lanes, 6, 1, 0, 384, 168) X(BLOCK, type, lanes, 6, 1, 1, 256, 240)                                    \
-  X(BLOCK, type, lanes, 8, 1, 1, 256, 240)                                                                             \
-  X(RING, type, lanes, 4, 1, 1, 512, 128)                                                                              \
-  X(RING, type, lanes, 6, 1, 1, 256, 240)                                                                              \
+  X(BLOCK, type, lanes, 4, 1, 0, 512, 128) X(BLOCK, type, lanes, 8, 1, 1, 256, 240)                                    \
+  X(RING, type, lanes, 4, 1, 1, 512, 128) X(RING, type, lanes, 6, 1, 1, 256, 168)                                      \
   X(RING, type, lanes, 8, 1, 1, 256, 240)
+#define RN_BACKWARD_NARROW_SHAPES(X, type, lanes)                                                                      \
+  X(BLOCK, type, lanes, 4, 1, 1, 512, 80)                                                                              \
+  X(BLOCK, type, lanes, 6, 1, 0, 512, 96) X(BLOCK, type, lanes, 6, 1, 1, 512, 128)                                     \
+  X(RING, type, lanes, 6, 1, 1, 512, 128) X(RING, type, lanes, 8, 1, 1, 512, 128)
 #define RN_BACKWARD_FEW_SHAPES(X, type, lanes)                                                                         \
   X(FEW_WARP, type, lanes, 4, 1, 1, 256, 168) X(FEW_WARP, type, lanes, 8, 1, 1, 256, 168)                              \
-  X(FEW_BLOCK, type, lanes, 4, 1, 1, 256, 168) X(FEW_BLOCK, type, lanes, 8, 1, 1, 256, 168)                            \
   X(FEW_CLUSTER, type, lanes, 4, 1, 1, 512, 128) X(FEW_CLUSTER, type, lanes, 8, 1, 1, 256, 168)
-#define RN_BACKWARD_ALL(X, SHAPES) SHAPES(X, bf16, 8) SHAPES(X, f16, 8) SHAPES(X, f32, 4)
-#define RN_BACKWARD_INSTANCES(X) RN_BACKWARD_ALL(X, RN_BACKWARD_SHAPES)
-#define RN_BACKWARD_FEW_INSTANCES(X) RN_BACKWARD_ALL(X, RN_BACKWARD_FEW_SHAPES)
+#define RN_BACKWARD_FEW_NARROW_SHAPES(X, type, lanes)                                                                  \
+  X(FEW_BLOCK, type, lanes, 4, 1, 1, 512, 128) X(FEW_BLOCK, type, lanes, 8, 1, 1, 512, 128)
+#define RN_BACKWARD_ALL(X, SHAPES, NARROW)                                                                             \
+  SHAPES(X, bf16, 8) SHAPES(X, f16, 8) SHAPES(X, f32, 4) NARROW(X, bf16, 4) NARROW(X, f16, 4)
+#define RN_BACKWARD_INSTANCES(X)                                                                                       \
+  RN_BACKWARD_ALL(X, RN_BACKWARD_SHAPES, RN_BACKWARD_NARROW_SHAPES)                                                    \
+  X(BLOCK, f32, 4, 4, 1, 1, 256, 168)                                                                                  \
+  X(FEW_BLOCK, f32, 4, 4, 1, 1, 256, 168) X(FEW_BLOCK, f32, 4, 8, 1, 1, 256, 168)
+#define RN_BACKWARD_FEW_INSTANCES(X) RN_BACKWARD_ALL(X, RN_BACKWARD_FEW_SHAPES, RN_BACKWARD_FEW_NARROW_SHAPES)
 /* clang-format on */
 enum { RN_TREE_THREADS = 1024 };
 

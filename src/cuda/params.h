@@ -120,6 +120,7 @@ typedef struct rn_cuda_backward {
   uint32_t dy_padding;     /* zeros that stand for dy past the last column, of the sign that -0 products need */
   uint32_t negative_zeros; /* likewise for rows that are not there: -0 of x's type */
   float weight_offset, divisor, eps;
+  float inverse_divisor; /* 0 unless the divisor is a power of two */
 } rn_cuda_backward;
 
 /* copy.cu */

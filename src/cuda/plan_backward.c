@@ -28,12 +28,13 @@ typedef struct instance {
 static const instance instances[] = {RN_BACKWARD_INSTANCES(INSTANCE) RN_BACKWARD_FEW_INSTANCES(INSTANCE)};
 
 /* The kernel with the fewest steps, and without dresidual_out where there is none, that takes the row. */
-static const instance *find(int reach, int dtype, int64_t loads, bool adds) {
+static const instance *find(int reach, int dtype, int lanes, int64_t loads, bool adds) {
   const instance *best = NULL;
   size_t i;
   for (i = 0; i < sizeof instances / sizeof *instances; i++) {
     const instance *at = &instances[i];
-    if (at->reach != reach || at->dtype != dtype || at->loads < loads || at->adds < adds) continue;
+    if (at->reach != reach || at->dtype != dtype || at->lanes != lanes || at->loads < loads || at->adds < adds)
+      continue;
     if (!best || at->loads < best->loads || (at->loads == best->loads && at->adds < best->adds)) best = at;
   }
   return best;
@@ -100,22 +101,39 @@ static int64_t most_blocks(const rn_cuda_device *device) {
 }
 
 /* Few rows: one launch with two kinds of blocks. x and dy are then read by blocks that do not wait for those that write
- * dx, so dx has to be elsewhere. */
-static bool is_few(const rn_problem *p, int64_t rows) {
-  if (p->dx.data && (same_tensor(&p->dx, &p->x) || same_tensor(&p->dx, &p->dy))) return false;
-  return p->dx.data && p->dweight && rows <= 256 && rows * p->cols * p->x.size <= (int64_t)4 << 20;
+ * dx, so dx has to be elsewhere. Measured on an H200, bf16, against the two launches: up to 256 rows of 1024 columns
+ * or more are 5 to 15 % faster while a tensor has at most 4 MiB; with shorter rows 64 rows are as fast, 256 rows 13 to
+ * 27 % slower. */
+static bool is_few(const rn_problem *p, int64_t rows, int64_t team) {
+  const int64_t bytes = rows * p->cols * p->x.size;
+  if (!p->dx.data || !p->dweight || same_tensor(&p->dx, &p->x) || same_tensor(&p->dx, &p->dy)) return false;
+  /* Without rstd every block that has columns reads all rows, from L2. */
+  if (!p->rstd_in && bytes * (p->cols / (128 / p->x.size)) > (int64_t)8 << 20) return false;
+  return rows <= (team < 32 ? 64 : 256) && bytes <= (int64_t)4 << 20;
 }
 
+/* `team`: threads that share a row in accesses of 16 bytes; half as much doubles it. 8 bytes are 5 to 20 % faster from
+ * 1024 to 7168 columns: more threads for the latency of a single row. Longer rows take a cluster of blocks of 128
+ * threads: 17 % faster than one block with 64 rows of 8192 columns, equal with one row. */
 static const char *plan_few(const rn_problem *p, rn_cuda_backward *b, int64_t loads, int64_t team,
                             const rn_cuda_device *device, rn_cuda_step *step) {
-  const int reach = team <= 32 ? FEW_WARP : team <= 256 ? FEW_BLOCK : FEW_CLUSTER;
-  const instance *kernel = find(reach, p->x.dtype, loads, true);
-  const int64_t run = 16 / p->x.size, lanes = (int64_t)b->chunks * b->row_lanes;
-  int64_t threads = 256, cluster = 1, columns;
+  const int32_t wide = 16 / p->x.size;
+  const bool narrow = p->x.size == 2 && team >= 32 && team <= 128;
+  const bool clusters = team > 256 || (team == 256 && b->rows <= 64 && most_blocks(device) > 0);
+  const int reach = team < 32 || (team == 32 && !narrow) ? FEW_WARP : clusters ? FEW_CLUSTER : FEW_BLOCK;
+  const int64_t run = narrow ? wide / 2 : wide, lanes = (int64_t)b->chunks * b->row_lanes;
+  const instance *kernel = find(reach, p->x.dtype, (int)run, loads, true);
+  int64_t threads = narrow && b->rows > 64 && team < 128 ? 512 : 256, cluster = 1, columns;
   if (!kernel) return "backward: few long rows";
-  while (team > cluster * kernel->threads) cluster *= 2;
-  if (reach == FEW_CLUSTER && cluster > most_blocks(device)) return "backward: few long rows";
-  if (team > cluster * threads) threads = team / cluster;
+  if (narrow) team *= 2;
+  if (reach == FEW_CLUSTER) {
+    for (threads = 128; team > cluster * threads && cluster < most_blocks(device);) cluster *= 2;
+    if (team > cluster * threads) threads = team / cluster;
+    /* Its column blocks have all row lanes in no more than RN_FEW_EACH a thread. */
+    while (threads < lanes && threads < kernel->threads && cluster > 1) threads *= 2, cluster /= 2;
+    if (cluster == 1 || threads > kernel->threads) return "backward: few long rows";
+  }
+  if (threads < team && reach == FEW_BLOCK) threads = team;
   b->team = (int32_t)(team / cluster);
   b->row_blocks = (int32_t)(up(b->rows, threads / b->team) * cluster);
   for (b->few_each = 1; threads / 8 * b->few_each < lanes;) b->few_each *= 2;
@@ -127,44 +145,123 @@ static const char *plan_few(const rn_problem *p, rn_cuda_backward *b, int64_t lo
   return NULL;
 }
 
-/* A chunk a team, or a chunk a cluster with a ring. `cap` is the most blocks that may be queued. */
+/* ------------------------------------------------------------------------------------------------------------------
+ * More rows: a chunk a team, or a chunk a cluster with a ring. The first layout that fits and whose kernel exists is
+ * taken. Measured on an H200, bf16, 2048 and 16384 rows and 2^28 elements: the percentages are what the next best one
+ * cost there. Teams as above; f32 takes the layouts of 16 bytes that its teams lead to. */
+typedef struct layout {
+  int16_t most_team, most_loads;
+  int32_t least_rows;
+  int16_t adds; /* dresidual_out: must be there, must not, both */
+  int16_t reach, bytes, threads;
+} layout;
+enum { MUST_NOT, MUST, BOTH };
+/* clang-format off */
+static const layout layouts[] = {
+    /* Up to 2048 columns. Larger blocks send fewer sums to the second kernel: 1 to 3 %; but with few rows they leave
+     * multiprocessors idle: 5 to 10 %. */
+    {32, 2, 16384, BOTH, WARP, 16, 256},
+    {32, 4, 512, BOTH, WARP, 16, 128},
+    {32, 4, 0, BOTH, WARP, 16, 64},
+    /* 1536: two warps a row 4 % faster, 2 % slower in long runs. */
+    {32, 6, 65536, MUST_NOT, WARP, 16, 128},
+    {32, 6, 0, BOTH, BLOCK, 8, 256},
+    {32, 8, 0, BOTH, WARP, 16, 128},
+    /* 2048; with dresidual_out 16 bytes a thread would leave too few threads: 3 %. */
+    {64, 4, 0, MUST_NOT, BLOCK, 16, 256},
+    {64, 4, 0, MUST, BLOCK, 8, 256},
+    /* 2560, 3072: the ring is 5 to 9 % faster in long runs and 10 % slower with 2048 rows. */
+    {64, 6, 8192, BOTH, RING, 8, 128},
+    {64, 6, 0, BOTH, BLOCK, 8, 256},
+    {64, 8, 8192, BOTH, RING, 8, 128},
+    {64, 8, 0, BOTH, BLOCK, 16, 256},
+    /* 4096: likewise, 3 to 5 % and 8 %; with dresidual_out always the ring, 4 to 19 %. */
+    {128, 4, 8192, BOTH, RING, 16, 128},
+    {128, 4, 0, MUST_NOT, BLOCK, 16, 256},
+    {128, 4, 0, MUST, RING, 16, 128},
+    /* 5120, 6144: 3 to 6 %. 7168: 9 %. */
+    {128, 6, 8192, BOTH, RING, 16, 128},
+    {128, 6, 0, MUST_NOT, BLOCK, 8, 512},
+    {128, 6, 0, MUST, RING, 8, 256},
+    {128, 8, 0, BOTH, RING, 8, 256},
+    /* 8192: 1 % and 3 %; with dresidual_out 15 to 27 %. 12288: 2 %, and 2 % the other way round. */
+    {256, 4, 8192, BOTH, RING, 16, 256},
+    {256, 4, 0, MUST_NOT, BLOCK, 16, 512},
+    {256, 6, 8192, BOTH, RING, 16, 256},
+    {256, 6, 0, BOTH, RING, 8, 512},
+    /* Longer: as few blocks as the registers allow, 7 to 20 %. */
+    {INT16_MAX, 4, 0, BOTH, RING, 16, 512},
+    {INT16_MAX, 8, 0, BOTH, RING, 16, 256},
+    /* Where there is no ring, and what has no kernel above. */
+    {256, 4, 0, MUST, BLOCK, 8, 512},
+    {256, 6, 0, BOTH, BLOCK, 8, 512},
+    {512, 4, 0, BOTH, BLOCK, 16, 512},
+    {256, 8, 0, BOTH, BLOCK, 16, 256},
+};
+/* clang-format on */
+
+/* Of a chunk a team: how many units a block has, and the room in which they add their sums. */
+static void take_units(rn_cuda_backward *b, const instance *kernel, int64_t team, int64_t threads, rn_cuda_step *step) {
+  const int64_t lanes = (int64_t)b->chunks * b->row_lanes;
+  const int64_t unit = team < 32 ? 32 : team, beside = unit / team;
+  int64_t units = threads / unit;
+  while (units > 1 && units * beside > lanes) units /= 2;
+  b->team = (int32_t)team;
+  b->line_lanes = (int32_t)(units * beside);
+  step->threads = (uint32_t)(units * unit);
+  step->cluster = 1;
+  step->shared = (uint32_t)(units / 2 * kernel->loads * unit * kernel->lanes * 4);
+}
+
+/* Of a chunk a cluster: the stages that fit, three if they do; a fourth gained nothing. */
+static bool take_ring(const rn_problem *p, rn_cuda_backward *b, const instance *kernel, int64_t team, int64_t threads,
+                      const rn_cuda_device *device, rn_cuda_step *step) {
+  const int64_t most = most_blocks(device), row = (p->dresidual_out.data ? 3 : 2) * kernel->loads * kernel->lanes *
+                                                  (int64_t)p->x.size; /* bytes of a thread */
+  if (most == 0) return false;
+  if (team < threads) threads = team;
+  /* A single row or a few: as many blocks as there can be. */
+  if (b->rows < 16)
+    while (threads > 128 && team / threads < most) threads /= 2;
+  while (team / threads > most && threads < kernel->threads) threads *= 2;
+  if (threads < 64 || team / threads > most) return false;
+  for (b->stages = 3; b->stages > 2 && b->stages * row * threads > device->shared_bytes - 1024;) b->stages--;
+  if (b->stages * row * threads > device->shared_bytes - 1024) return false;
+  b->team = (int32_t)threads;
+  b->line_lanes = 1;
+  step->threads = (uint32_t)threads;
+  step->cluster = (uint32_t)(team / threads);
+  step->shared = (uint32_t)(b->stages * row * threads);
+  return true;
+}
+
+/* `cap` is the most blocks that may be queued. */
 static const char *plan_rows(const rn_problem *p, rn_cuda_backward *b, int64_t loads, int64_t team, int64_t cap,
                              const rn_cuda_device *device, rn_cuda_step *step) {
   const bool adds = p->dresidual_out.data != NULL;
-  const int reach = team <= 32 ? WARP : team <= 256 && p->cols < 12288 ? BLOCK : RING;
-  const instance *kernel = find(reach, p->x.dtype, loads, adds);
   const int64_t lanes = (int64_t)b->chunks * b->row_lanes;
-  int64_t units = 1, cluster = 1, threads = team;
-  if (!kernel) return "backward: rows too long";
-  if (reach == WARP) {
-    units = kernel->threads / 32;
-    while (units > 1 && units * (32 / team) > lanes) units /= 2;
-    threads = 32 * units;
-    b->line_lanes = (int32_t)(units * (32 / team));
-    step->shared = (uint32_t)(units / 2 * kernel->loads * 32 * kernel->lanes * 4);
-  } else if (reach == BLOCK) {
-    while (units * 2 * team <= kernel->threads && units * 2 * team <= 256 && units * 2 <= lanes) units *= 2;
-    threads = units * team;
-    b->line_lanes = (int32_t)units;
-    step->shared = (uint32_t)(units / 2 * kernel->loads * team * kernel->lanes * 4);
-  } else {
-    const int64_t stage = (adds ? 3 : 2) * kernel->loads * kernel->lanes * p->x.size; /* of a thread */
-    while (threads > kernel->threads) threads /= 2, cluster *= 2;
-    if (team == 512) threads = 256, cluster = 2;
-    if (team == 2048) threads = 128, cluster = 16;
-    if (team == 4096) threads = 256, cluster = 16;
-    if (cluster > most_blocks(device)) return "backward: rows this long need larger clusters";
-    b->line_lanes = 1;
-    for (b->stages = 2; b->stages > 1 && b->stages * stage * threads > device->shared_bytes - 1024;) b->stages--;
-    if (b->stages * stage * threads > device->shared_bytes - 1024) return "backward: rows too long";
-    step->shared = (uint32_t)(b->stages * stage * threads);
+  size_t i;
+  for (i = 0; i < sizeof layouts / sizeof *layouts; i++) {
+    const layout *at = &layouts[i];
+    const instance *kernel = find(at->reach, p->x.dtype, at->bytes / p->x.size, loads, adds);
+    const int64_t threads_of_row = team * 16 / at->bytes;
+    int64_t clusters;
+    if (!kernel || at->most_team < team || at->most_loads < loads || at->least_rows > b->rows) continue;
+    if (at->adds != BOTH && (at->adds == MUST) != adds) continue;
+    if (at->reach == BLOCK && (threads_of_row < 64 || threads_of_row > kernel->threads)) continue;
+    if (at->reach == RING) {
+      if (!take_ring(p, b, kernel, threads_of_row, at->threads, device, step)) continue;
+    } else {
+      int64_t threads = at->threads < kernel->threads ? at->threads : kernel->threads;
+      if (threads < threads_of_row) threads = threads_of_row;
+      take_units(b, kernel, threads_of_row, threads, step);
+    }
+    clusters = least(up(lanes, b->line_lanes), cap > step->cluster ? cap / step->cluster : 1);
+    step->kernel = kernel->kernel;
+    step->blocks = (uint32_t)(clusters * step->cluster);
+    return NULL;
   }
-  b->team = (int32_t)(reach == WARP ? team : threads / units);
-  step->kernel = kernel->kernel;
-  step->threads = (uint32_t)threads;
-  step->cluster = (uint32_t)cluster;
-  step->blocks = least(up(lanes, b->line_lanes) * cluster, cap / cluster > 0 ? cap / cluster * cluster : cluster);
-  return NULL;
+  return "backward: no layout for rows this long";
 }
 
 /* The kernel that adds the lines of partial sums. */
@@ -214,9 +311,10 @@ const char *rn_cuda_plan_backward(const rn_problem *p, const rn_cuda_options *op
   b->negative_zeros = p->x.size == 4 ? 0x80000000u : 0x80008000u;
   b->dy_padding = b->weight_offset < 0 ? 0 : b->negative_zeros;
   b->divisor = (float)p->divisor, b->eps = (float)p->eps;
+  b->inverse_divisor = (p->divisor & (p->divisor - 1)) == 0 ? 1 / b->divisor : 0;
 
   team = b->lanes / (16 / p->x.size), loads = up(p->cols, b->lanes);
-  if (is_few(p, rows)) {
+  if (is_few(p, rows, team)) {
     reason = plan_few(p, b, loads, team, device, &plan->step[0]);
     plan->steps = 1;
     if (!reason && (int64_t)plan->step[0].blocks <= cap) return NULL;
