@@ -167,7 +167,7 @@ template <class L, rn_sum SUM, int LOADS, int ROWS> RN_DEVICE void rn_forward_ro
   if (!rn_is_lean<L>() && p.live_rows != nullptr)
     rows = (uint32_t)rn_live_rows(p.rows, p.live_rows, p.live_most, p.live_factor);
   rn_meet<L>(team);
-  if (L::SPAN == RN_SPAN_WARP) {
+  if constexpr (L::SPAN == RN_SPAN_WARP) {
     /* A warp has 32 / THREADS rows side by side, ROWS times, and goes on while the first of them is there. */
     const uint32_t beside = 32 / L::THREADS, warps = (uint32_t)rn_threads_of_block() / 32;
     const uint32_t step = (uint32_t)rn_blocks() * warps * (beside * ROWS);
