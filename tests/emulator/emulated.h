@@ -163,8 +163,8 @@ RN_DEVICE float rn_unpack_f16(uint16_t code) {
 
 RN_DEVICE uint32_t rn_pack_fp8(bool e5m2, float a, float b, float c, float d) {
   const int dtype = e5m2 ? RMSNORM_DTYPE_FP8_E5M2 : RMSNORM_DTYPE_FP8_E4M3;
-  return (uint32_t)rn_quantise(dtype, a) | (uint32_t)rn_quantise(dtype, b) << 8 | (uint32_t)rn_quantise(dtype, c) << 16 |
-         (uint32_t)rn_quantise(dtype, d) << 24;
+  return (uint32_t)rn_quantise(dtype, a) | (uint32_t)rn_quantise(dtype, b) << 8 |
+         (uint32_t)rn_quantise(dtype, c) << 16 | (uint32_t)rn_quantise(dtype, d) << 24;
 }
 RN_DEVICE uint32_t rn_pack_int8(float a, float b, float c, float d) {
   return (uint32_t)rn_quantise_int8(a) | (uint32_t)rn_quantise_int8(b) << 8 | (uint32_t)rn_quantise_int8(c) << 16 |
