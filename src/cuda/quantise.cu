@@ -108,7 +108,7 @@ RN_DEVICE rn_divisor rn_scale_block(const rn_cuda_quantise &p, uint32_t row, int
 /* ------------------------------------------------------------------------------------------------------------------
  * Rows. */
 
-/* Addresses are computed anew from here on: those of all runs, kept through an exchange, would cost registers. */
+/* Addresses are computed anew from here on: kept for all runs, and through an exchange, they would cost registers. */
 RN_DEVICE void rn_forget_addresses(rn_team &team) {
   uint32_t thread = (uint32_t)team.thread;
   rn_keep_packed(thread);
@@ -151,6 +151,7 @@ RN_DEVICE void rn_quantise_row(const rn_cuda_quantise &p, rn_team &team, uint32_
   if (!simple) weight += at.head * f.weight_head_bytes + at.group * f.weight_group_bytes;
   if (waits) RN_RUNS_OF_ROW if (RN_COLUMN < cols) waiting[j][g] = rn_kept_load<L::WORDS>(weight + T::SIZE * RN_COLUMN);
 
+  rn_forget_addresses(team);
   float d[L::RUNS], lane[L::LANES];
   RN_UNROLL for (int i = 0; i < L::LANES; i++) lane[i] = 0;
   RN_RUNS_OF_ROW {
@@ -180,12 +181,12 @@ RN_DEVICE void rn_quantise_row(const rn_cuda_quantise &p, rn_team &team, uint32_
   if (f.rstd_out != nullptr && here && team.thread == 0 && team.rank == 0) f.rstd_out[row] = stat.rstd;
 
   /* v of 1.5, and y. */
-  rn_forget_addresses(team);
   const bool blocks = p.granularity == RMSNORM_QUANT_BLOCK || p.granularity == RMSNORM_QUANT_MX;
   float greatest[L::RUNS], of_block[LOADS * L::RUNS];
   RN_UNROLL for (int g = 0; g < L::RUNS; g++) greatest[g] = 0;
   RN_RUNS_OF_ROW {
     float(&v)[L::RUN] = held.v[j][g], w[L::RUN];
+    rn_forget_addresses(team);
     RN_UNROLL for (int i = 0; i < L::RUN; i++) v[i] = v[i] * stat.r;
     if (f.round_xhat) rn_round_run<L>(v);
     if (waits) {
@@ -223,9 +224,9 @@ RN_DEVICE void rn_quantise_row(const rn_cuda_quantise &p, rn_team &team, uint32_
     divisor = rn_divisor_of(scale, p.reciprocal, amax);
   }
 
-  rn_forget_addresses(team);
   char *const codes = p.q.data + rn_offset(p.q, at, simple);
   RN_RUNS_OF_ROW {
+    rn_forget_addresses(team);
     if (blocks) divisor = of_run[j * L::RUNS + g];
     rn_divide_run(divisor, p.reciprocal, held.v[j][g]);
     if (RN_HERE) rn_stream_store(codes + RN_COLUMN, rn_codes_of(p.dtype, held.v[j][g]));
