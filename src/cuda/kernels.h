@@ -129,7 +129,7 @@ enum { RN_FORWARD_STAGES = 2 };
 #define RN_BACKWARD_NARROW_SHAPES(X, type, lanes)                                                                      \
   X(BLOCK, type, lanes, 4, 1, 1, 512, 80)                                                                              \
   X(BLOCK, type, lanes, 6, 1, 0, 512, 96) X(BLOCK, type, lanes, 6, 1, 1, 512, 128)                                     \
-  X(RING, type, lanes, 6, 1, 1, 512, 128) X(RING, type, lanes, 8, 1, 1, 512, 128)
+  X(RING, type, lanes, 6, 1, 1, 512, 128)
 #define RN_BACKWARD_FEW_SHAPES(X, type, lanes)                                                                         \
   X(FEW_WARP, type, lanes, 4, 1, 1, 256, 168) X(FEW_WARP, type, lanes, 8, 1, 1, 256, 168)                              \
   X(FEW_CLUSTER, type, lanes, 4, 1, 1, 512, 128) X(FEW_CLUSTER, type, lanes, 8, 1, 1, 256, 168)

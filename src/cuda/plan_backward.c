@@ -123,7 +123,7 @@ static const char *plan_few(const rn_problem *p, rn_cuda_backward *b, int64_t lo
   const int reach = team < 32 || (team == 32 && !narrow) ? FEW_WARP : clusters ? FEW_CLUSTER : FEW_BLOCK;
   const int64_t run = narrow ? wide / 2 : wide, lanes = (int64_t)b->chunks * b->row_lanes;
   const instance *kernel = find(reach, p->x.dtype, (int)run, loads, true);
-  int64_t threads = narrow && b->rows > 64 && team < 128 ? 512 : 256, cluster = 1, columns;
+  int64_t threads = narrow && b->rows > 64 && team < 128 && loads <= 4 ? 512 : 256, cluster = 1, columns;
   if (!kernel) return "backward: few long rows";
   if (narrow) team *= 2;
   if (reach == FEW_CLUSTER) {
@@ -170,30 +170,29 @@ static const layout layouts[] = {
     /* 2048; with dresidual_out 16 bytes a thread would leave too few threads: 3 %. */
     {64, 4, 0, MUST_NOT, BLOCK, 16, 256},
     {64, 4, 0, MUST, BLOCK, 8, 256},
-    /* 2560, 3072: the ring is 5 to 9 % faster in long runs and 10 % slower with 2048 rows. */
-    {64, 6, 8192, BOTH, RING, 8, 128},
+    /* 2560, 3072: the ring, in its present form, 15 to 20 % slower in long runs, and 10 % with 2048 rows. */
     {64, 6, 0, BOTH, BLOCK, 8, 256},
-    {64, 8, 8192, BOTH, RING, 8, 128},
     {64, 8, 0, BOTH, BLOCK, 16, 256},
-    /* 4096: likewise, 3 to 5 % and 8 %; with dresidual_out always the ring, 4 to 19 %. */
-    {128, 4, 8192, BOTH, RING, 16, 128},
+    /* 4096: the ring 6 to 18 % slower; with dresidual_out 4 % faster in long runs, 24 % slower with 2048 rows. */
     {128, 4, 0, MUST_NOT, BLOCK, 16, 256},
-    {128, 4, 0, MUST, RING, 16, 128},
-    /* 5120, 6144: 3 to 6 %. 7168: 9 %. */
-    {128, 6, 8192, BOTH, RING, 16, 128},
+    {128, 4, 8192, MUST, RING, 16, 128},
+    {128, 4, 0, MUST, BLOCK, 8, 256},
+    /* 5120, 6144: the ring 9 to 10 % slower; with dresidual_out equal in long runs. 7168: 14 and 63 %. */
     {128, 6, 0, MUST_NOT, BLOCK, 8, 512},
-    {128, 6, 0, MUST, RING, 8, 256},
-    {128, 8, 0, BOTH, RING, 8, 256},
-    /* 8192: 1 % and 3 %; with dresidual_out 15 to 27 %. 12288: 2 %, and 2 % the other way round. */
+    {128, 6, 8192, MUST, RING, 16, 128},
+    {128, 6, 0, MUST, BLOCK, 8, 512},
+    {128, 8, 0, BOTH, BLOCK, 16, 256},
+    /* 8192: the ring 5 % faster in long runs, with 2048 rows and dresidual_out 18 % slower. 12288: 7 % slower. */
     {256, 4, 8192, BOTH, RING, 16, 256},
     {256, 4, 0, MUST_NOT, BLOCK, 16, 512},
-    {256, 6, 8192, BOTH, RING, 16, 256},
-    {256, 6, 0, BOTH, RING, 8, 512},
+    {256, 4, 0, MUST, BLOCK, 8, 512},
+    {256, 6, 0, MUST_NOT, BLOCK, 8, 512},
+    {256, 6, 8192, MUST, RING, 16, 256},
+    {256, 6, 0, MUST, RING, 8, 512},
     /* Longer: as few blocks as the registers allow, 7 to 20 %. */
     {INT16_MAX, 4, 0, BOTH, RING, 16, 512},
     {INT16_MAX, 8, 0, BOTH, RING, 16, 256},
     /* Where there is no ring, and what has no kernel above. */
-    {256, 4, 0, MUST, BLOCK, 8, 512},
     {256, 6, 0, BOTH, BLOCK, 8, 512},
     {512, 4, 0, BOTH, BLOCK, 16, 512},
     {256, 8, 0, BOTH, BLOCK, 16, 256},

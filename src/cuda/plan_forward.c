@@ -124,7 +124,7 @@ static void lay_out(const question *q, int32_t lanes, answer *a, int *span) {
  * 262144. */
 static bool choose_ring(const question *q, answer *a) {
   const int64_t team = q->lanes / 8;
-  if (q->most_blocks < 2 || q->cols < 12288 || q->rows < 512) return false;
+  if (q->most_blocks < 2 || q->cols < 12288 || q->rows < (q->cols >= 131072 ? 256 : 512)) return false;
   const int64_t most = q->steps > 4 ? 256 : 512;
   int64_t threads = team > most ? most : team;
   /* Two tensors and f32 take more shared memory: smaller blocks keep several of them on a multiprocessor. */
