@@ -114,9 +114,14 @@ foreach(family ${built})
 endforeach()
 list(TRANSFORM built REPLACE "(.+)" "X(\\1)" OUTPUT_VARIABLE calls)
 list(JOIN calls " " calls)
+# 90a counts as 90.
+string(REGEX REPLACE "[a-z]" "" capabilities "${RMSNORM_CUDA_ARCHS}")
+list(TRANSFORM capabilities APPEND ",")
+list(JOIN capabilities " " capabilities)
 file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/cuda/built_families.h CONTENT
 "/* Made by cmake/cuda.cmake. */
 #define RN_BUILT_FAMILIES(X) @calls@
+#define RN_BUILT_CAPABILITIES @capabilities@
 #define RN_IMAGE_FOLDER \"@image_folder@\"
 " @ONLY)
 set_source_files_properties(src/cuda/images.c PROPERTIES OBJECT_DEPENDS "${images}")

@@ -24,6 +24,7 @@
 /* What the images of the build would be. */
 static const char image[64] = "an image without kernels";
 #define IMAGE(family) [RN_FAMILY_##family] = image,
+const int32_t rn_cuda_capabilities[] = {80, 90, 100, 120, 0};
 const void *const rn_cuda_images[RN_CUDA_FAMILY_COUNT] = {RN_CUDA_FAMILIES(IMAGE)};
 
 static fake_driver *fake;
@@ -249,7 +250,8 @@ static void expect_plan(const rn_problem *p, int first, int device, bool depende
                                 .minor = device == 0 ? 0 : 9,
                                 .multiprocessors = device == 0 ? 132 : 58,
                                 .shared_bytes = fake->shared_bytes[device],
-                                .families = rn_cuda_families()};
+                                .families = rn_cuda_families(),
+                                .native = 1};
   const rn_cuda_options options = {p->launch.multiprocessors, p->launch.live_rows};
   rn_cuda_plan plan;
   EXPECT(rn_cuda_plan_of(p, &options, &facts, &plan) == NULL);

@@ -165,6 +165,13 @@ static int look_at(int number, uint64_t *word) {
   return RN_CU_SUCCESS;
 }
 
+/* Machine code runs on devices of its major and of its minor or a later one; any other device gets the PTX. */
+static bool has_machine_code(int32_t major, int32_t minor) {
+  for (int i = 0; rn_cuda_capabilities[i] != 0; i++)
+    if (rn_cuda_capabilities[i] / 10 == major && rn_cuda_capabilities[i] % 10 <= minor) return true;
+  return false;
+}
+
 static int place_of(int number, rn_place *place) {
   uint64_t word = number < MOST_DEVICES ? atomic_load_explicit(&known[number], memory_order_relaxed) : 0;
   if (word == 0) {
@@ -177,6 +184,7 @@ static int place_of(int number, rn_place *place) {
   place->facts.multiprocessors = (int32_t)(word >> 32 & 0xffff);
   place->facts.shared_bytes = (int32_t)(word & 0xffffffff);
   place->facts.families = rn_cuda_families();
+  place->facts.native = has_machine_code(place->facts.major, place->facts.minor);
   return RN_CU_SUCCESS;
 }
 

@@ -99,6 +99,8 @@ rmsnorm_status rn_loader_preload(void);
 
 /* images.c: one image a family, NULL where the family is not in this build */
 extern const void *const rn_cuda_images[RN_CUDA_FAMILY_COUNT];
+/* the compute capabilities (90 for 9.0) with machine code in those images; 0 behind the last */
+extern const int32_t rn_cuda_capabilities[];
 uint32_t rn_cuda_families(void); /* as rn_cuda_device.families */
 
 #endif /* RN_CUDA_HOST_H */

@@ -2,7 +2,7 @@
  * assembler.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include "built_families.h" /* made by the build: RN_BUILT_FAMILIES(X), and RN_IMAGE_FOLDER, where the images are */
+#include "built_families.h" /* made by the build: RN_BUILT_FAMILIES(X), RN_BUILT_CAPABILITIES, RN_IMAGE_FOLDER, where the images are */
 #include "host.h"
 
 /* The driver reads the header of an image as words of 8 bytes. */
@@ -20,4 +20,5 @@
 RN_BUILT_FAMILIES(EMBED)
 
 #define ROW(family) [RN_FAMILY_##family] = rn_cuda_image_##family,
+const int32_t rn_cuda_capabilities[] = {RN_BUILT_CAPABILITIES 0};
 const void *const rn_cuda_images[RN_CUDA_FAMILY_COUNT] = {RN_BUILT_FAMILIES(ROW)};

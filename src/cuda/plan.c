@@ -28,6 +28,11 @@ const char *rn_cuda_plan_of(const rn_problem *p, const rn_cuda_options *options,
   return reason;
 }
 
+int32_t rn_cuda_most_blocks(const rn_cuda_device *device) {
+  if (!device->native || device->major < 9) return 1;
+  return device->major <= 10 ? 16 : 8;
+}
+
 size_t rn_cuda_workspace_bytes(const rn_problem *p) {
   const size_t general = rn_cuda_workspace_general(p), backward = rn_cuda_workspace_backward(p);
   return general > backward ? general : backward;

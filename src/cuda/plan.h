@@ -16,6 +16,7 @@ typedef struct rn_cuda_device {
   int32_t multiprocessors;
   int32_t shared_bytes; /* most shared memory a block may ask for */
   uint32_t families;    /* bit i: the kernels of family i (kernels.h) are in this build */
+  int32_t native;       /* bool: it runs machine code of its own, not PTX, which has neither clusters nor bulk copies */
 } rn_cuda_device;
 
 /* What the caller asks of a launch (rmsnorm_launch of the header, with its defaults filled in). */
@@ -54,6 +55,13 @@ const char *rn_cuda_plan_backward(const rn_problem *p, const rn_cuda_options *op
                                   rn_cuda_plan *plan);
 const char *rn_cuda_plan_general(const rn_problem *p, const rn_cuda_options *options, const rn_cuda_device *device,
                                  rn_cuda_plan *plan);
+
+/* The most blocks of a cluster, 1 where there are neither clusters nor bulk copies. 16 are more than the architecture
+ * promises; sm_90 and sm_100 have them. */
+int32_t rn_cuda_most_blocks(const rn_cuda_device *device);
+/* The struct of forward.cu, which that of quantise.cu begins with; and one of its tensors. */
+void rn_cuda_fill_forward(const rn_problem *p, const rn_cuda_options *options, rn_cuda_forward *forward);
+rn_cuda_view rn_cuda_view_of(const rn_view *view, int64_t group_cols);
 
 /* How much workspace backward wants: a function of the problem alone, so that it can be asked without a device. Covers
  * every plan. */

@@ -94,10 +94,10 @@ static bool same_tensor(const rn_view *a, const rn_view *b) {
   return a->data == b->data;
 }
 
-/* The most blocks of a cluster; 0 where there are neither clusters nor bulk copies. Data centre parts take 16 on
- * request, others 8. A device that is none of those with code of their own runs that of 8.0, which has none of it. */
+/* The most blocks of a cluster; 0 where there are neither clusters nor bulk copies. */
 static int64_t most_blocks(const rn_cuda_device *device) {
-  return device->major == 9 || device->major == 10 ? 16 : device->major == 12 ? 8 : 0;
+  const int32_t most = rn_cuda_most_blocks(device);
+  return most > 1 ? most : 0;
 }
 
 /* Few rows: one launch with two kinds of blocks. x and dy are then read by blocks that do not wait for those that write

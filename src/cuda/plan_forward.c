@@ -192,7 +192,7 @@ static const char *takes(const rn_problem *p) {
   return NULL;
 }
 
-static rn_cuda_view view_of(const rn_view *view, int64_t group_cols) {
+rn_cuda_view rn_cuda_view_of(const rn_view *view, int64_t group_cols) {
   return (rn_cuda_view){view->data, view->row_bytes, view->head_bytes, group_cols * view->size};
 }
 /* 2^64 / by, rounded up; 0 for 1. */
@@ -200,10 +200,11 @@ static uint64_t magic(int64_t by) {
   return by == 1 ? 0 : UINT64_MAX / (uint64_t)by + 1;
 }
 
-static void fill(const rn_problem *p, const rn_cuda_options *options, rn_cuda_forward *f) {
+void rn_cuda_fill_forward(const rn_problem *p, const rn_cuda_options *options, rn_cuda_forward *f) {
   memset(f, 0, sizeof *f);
-  f->x = view_of(&p->x, p->group_cols), f->y = view_of(&p->y, p->group_cols);
-  f->residual = view_of(&p->residual, p->group_cols), f->residual_out = view_of(&p->residual_out, p->group_cols);
+  f->x = rn_cuda_view_of(&p->x, p->group_cols), f->y = rn_cuda_view_of(&p->y, p->group_cols);
+  f->residual = rn_cuda_view_of(&p->residual, p->group_cols),
+  f->residual_out = rn_cuda_view_of(&p->residual_out, p->group_cols);
   f->weight = p->weight;
   f->weight_head_bytes = p->heads > 1 ? p->weight_head_bytes : 0;
   f->weight_group_bytes = p->groups > 1 ? p->weight_group_bytes : 0;
@@ -233,8 +234,7 @@ const char *rn_cuda_plan_forward(const rn_problem *p, const rn_cuda_options *opt
   q.type = type_index(p->x.dtype);
   q.sum = p->residual.data == NULL ? NONE : p->round_sum == p->x.dtype ? STORED : EXACT;
   q.weight_differs = (p->heads > 1 && p->weight_head_bytes != 0) || (p->groups > 1 && p->weight_group_bytes != 0);
-  /* 16 blocks are more than the architecture promises; sm_90 and sm_100 have them. */
-  q.most_blocks = device->major < 9 ? 1 : device->major <= 10 ? 16 : 8;
+  q.most_blocks = rn_cuda_most_blocks(device);
   if (options->multiprocessors > 0)
     while (q.most_blocks > options->multiprocessors) q.most_blocks /= 2;
 
@@ -249,7 +249,7 @@ const char *rn_cuda_plan_forward(const rn_problem *p, const rn_cuda_options *opt
   if (reason != NULL && narrow) reason = choose(&q, 2, &a);
   if (reason != NULL) return reason;
 
-  fill(p, options, &plan->params.forward);
+  rn_cuda_fill_forward(p, options, &plan->params.forward);
   plan->params.forward.rows_of_cluster = a.rows_of_block;
   int64_t blocks = (q.rows + a.rows_of_block - 1) / a.rows_of_block * a.cluster;
   if (options->multiprocessors > 0 && blocks > options->multiprocessors) {

@@ -115,33 +115,11 @@ static const char *choose(const rn_problem *p, int32_t most_blocks, answer *a) {
   return "rows longer than 524288 columns do not fit the registers of a cluster";
 }
 
-static rn_cuda_view view_of(const rn_view *view, int64_t group_cols) {
-  return (rn_cuda_view){view->data, view->row_bytes, view->head_bytes, group_cols * view->size};
-}
-/* 2^64 / by, rounded up; 0 for 1. */
-static uint64_t magic(int64_t by) {
-  return by == 1 ? 0 : UINT64_MAX / (uint64_t)by + 1;
-}
-
 static void fill(const rn_problem *p, const rn_cuda_options *options, rn_cuda_quantise *q) {
   rn_cuda_forward *f = &q->f;
   memset(q, 0, sizeof *q);
-  f->x = view_of(&p->x, p->group_cols), f->y = view_of(&p->y, p->group_cols);
-  f->residual = view_of(&p->residual, p->group_cols), f->residual_out = view_of(&p->residual_out, p->group_cols);
-  f->weight = p->weight;
-  f->weight_head_bytes = p->weight_head_bytes, f->weight_group_bytes = p->weight_group_bytes;
-  f->rstd_out = p->rstd_out;
-  f->rows = p->rows * p->heads * p->groups;
-  f->heads = (int32_t)p->heads, f->groups = (int32_t)p->groups;
-  f->heads_magic = magic(p->heads), f->groups_magic = magic(p->groups);
-  f->cols = (int32_t)p->group_cols;
-  f->divisor = (float)p->divisor, f->eps = (float)p->eps, f->weight_offset = p->weight_offset;
-  f->weight_is_f32 = p->weight_dtype == RMSNORM_DTYPE_F32;
-  f->round_xhat = p->round_xhat != RMSNORM_DTYPE_F32, f->round_rstd = p->round_rstd != RMSNORM_DTYPE_F32;
-  f->live_rows = options->live_rows;
-  f->live_factor = p->live_factor * p->heads * p->groups;
-  f->live_most = f->rows / f->live_factor;
-  q->q = view_of(&p->q, p->group_cols);
+  rn_cuda_fill_forward(p, options, f);
+  q->q = rn_cuda_view_of(&p->q, p->group_cols);
   q->scale_in = p->scale_in, q->scale_out = p->scale_out;
   q->scale_row_stride = p->scale_row_stride, q->scale_block_stride = p->scale_block_stride;
   q->granularity = p->quant, q->dtype = p->quant_dtype;
@@ -157,8 +135,7 @@ const char *rn_cuda_plan_quantise(const rn_problem *p, const rn_cuda_options *op
   const char *reason = takes(p);
   answer a = {0};
   if (reason != NULL) return reason;
-  /* 16 blocks are more than the architecture promises; sm_90 and sm_100 have them. */
-  int32_t most_blocks = device->major < 9 ? 1 : device->major <= 10 ? 16 : 8;
+  int32_t most_blocks = rn_cuda_most_blocks(device);
   if (options->multiprocessors > 0)
     while (most_blocks > options->multiprocessors) most_blocks /= 2;
   reason = choose(p, most_blocks, &a);
