@@ -364,10 +364,5 @@ RN_DEVICE void rn_let_next_start(void) {
 #endif
 }
 
-/* Makes this thread's writes visible to the whole device before what it writes next. */
-RN_DEVICE void rn_fence(void) {
-  __threadfence();
-}
-
 #endif /* RN_EMULATED */
 #endif /* RN_CUDA_DEVICE_H */

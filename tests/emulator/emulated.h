@@ -199,6 +199,5 @@ RN_DEVICE void rn_cluster_arrive_relaxed() {
 
 void rn_wait_for_previous();
 RN_DEVICE void rn_let_next_start() {}
-RN_DEVICE void rn_fence() {}
 
 #endif /* RN_EMULATED_H */
