@@ -38,9 +38,11 @@ for header in $private; do
 done
 # The wings do not know each other.
 if grep -n '#include "portable' src/cpu/*; then complain "src/cpu includes a file of the portable implementation"; fi
-if grep -nE '#include "(cpu|cuda)/' src/*.[ch]; then complain "src includes a file of a wing"; fi
-if grep -nE '#include ".*(cpu|portable)' src/cuda/*; then complain "src/cuda includes a file of another wing"; fi
-if grep -n '#include ".*cuda' src/cpu/*; then complain "src/cpu includes a file of src/cuda"; fi
+if grep -nE '#include "(cpu|cuda|gpu|triton)/' src/*.[ch]; then complain "src includes a file of a wing"; fi
+if grep -nE '#include ".*(cpu/|portable|triton)' src/cuda/*; then complain "src/cuda includes a file of another wing"; fi
+if grep -nE '#include ".*(cuda|gpu/|triton)' src/cpu/*; then complain "src/cpu includes a file of another wing"; fi
+# Drivers and devices: what stands on them is not known there.
+if grep -nE '#include ".*(cpu/|cuda/|portable|triton)' src/gpu/*; then complain "src/gpu includes a file of a wing"; fi
 # Kernels know the device through device.h alone, so that they can be emulated; the host knows no device words, and no
 # file needs a header of CUDA.
 kernels=$(git ls-files 'src/cuda/*.cu')

@@ -32,6 +32,37 @@ uint32_t rn_cuda_families(void) {
   return families;
 }
 
+/* Machine code runs on devices of its major and of its minor or a later one; any other device gets the PTX. */
+static bool has_machine_code(int32_t major, int32_t minor) {
+  for (int i = 0; rn_cuda_capabilities[i] != 0; i++)
+    if (rn_cuda_capabilities[i] / 10 == major && rn_cuda_capabilities[i] % 10 <= minor) return true;
+  return false;
+}
+
+static void place_on(const rn_driver_device *device, rn_place *place) {
+  place->number = device->number;
+  place->facts = (rn_cuda_device){.major = device->major,
+                                  .minor = device->minor,
+                                  .multiprocessors = device->multiprocessors,
+                                  .shared_bytes = device->shared_bytes,
+                                  .families = rn_cuda_families(),
+                                  .native = has_machine_code(device->major, device->minor)};
+}
+
+rmsnorm_status rn_place_of_context(rn_place *place) {
+  rn_driver_device device;
+  rmsnorm_status status = rn_driver_device_of_context(&device);
+  if (status == RMSNORM_OK) place_on(&device, place);
+  return status;
+}
+
+bool rn_place_to_explain(rn_place *place) {
+  rn_driver_device device;
+  if (!rn_driver_device_to_explain(&device)) return false;
+  place_on(&device, place);
+  return true;
+}
+
 static rmsnorm_status load_library(int family, void **library) {
   const rn_driver *driver = rn_driver_get();
   *library = atomic_load_explicit(&libraries[family], memory_order_acquire);

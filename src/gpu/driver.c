@@ -1,13 +1,13 @@
 /* driver.c - finds the CUDA driver when it is first needed, and says in words why it can not be used.
  *
  * Nothing is linked: the library runs on machines without a GPU. Entry points are asked for by name and version, so
- * that a newer driver answers with the functions whose types host.h has.
+ * that a newer driver answers with the functions whose types driver.h has.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* secure_getenv */
 #endif
-#include "host.h"
+#include "driver.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The interface that host.h is written after: the first with libraries of kernels that belong to no context. */
+/* The interface that driver.h is written after: the first with libraries of kernels that belong to no context. */
 enum { OLDEST = 12000 };
 
 static const struct entry {
@@ -165,42 +165,33 @@ static int look_at(int number, uint64_t *word) {
   return RN_CU_SUCCESS;
 }
 
-/* Machine code runs on devices of its major and of its minor or a later one; any other device gets the PTX. */
-static bool has_machine_code(int32_t major, int32_t minor) {
-  for (int i = 0; rn_cuda_capabilities[i] != 0; i++)
-    if (rn_cuda_capabilities[i] / 10 == major && rn_cuda_capabilities[i] % 10 <= minor) return true;
-  return false;
-}
-
-static int place_of(int number, rn_place *place) {
+static int describe(int number, rn_driver_device *device) {
   uint64_t word = number < MOST_DEVICES ? atomic_load_explicit(&known[number], memory_order_relaxed) : 0;
   if (word == 0) {
     int error = look_at(number, &word);
     if (error != RN_CU_SUCCESS) return error;
   }
-  place->number = number;
-  place->facts.major = (int32_t)(word >> 56);
-  place->facts.minor = (int32_t)(word >> 48 & 0xff);
-  place->facts.multiprocessors = (int32_t)(word >> 32 & 0xffff);
-  place->facts.shared_bytes = (int32_t)(word & 0xffffffff);
-  place->facts.families = rn_cuda_families();
-  place->facts.native = has_machine_code(place->facts.major, place->facts.minor);
+  *device = (rn_driver_device){.number = number,
+                               .major = (int32_t)(word >> 56),
+                               .minor = (int32_t)(word >> 48 & 0xff),
+                               .multiprocessors = (int32_t)(word >> 32 & 0xffff),
+                               .shared_bytes = (int32_t)(word & 0xffffffff)};
   return RN_CU_SUCCESS;
 }
 
-rmsnorm_status rn_place_of_context(rn_place *place) {
+rmsnorm_status rn_driver_device_of_context(rn_driver_device *device) {
   int number = 0, error = driver.context_device(&number);
   if (error != RN_CU_SUCCESS) return rn_driver_error(error, "cuCtxGetDevice", "");
-  error = place_of(number, place);
+  error = describe(number, device);
   if (error != RN_CU_SUCCESS) return rn_driver_error(error, "cuDeviceGetAttribute", "");
-  if (place->facts.major < 8)
+  if (device->major < 8)
     return rn_error(RMSNORM_ERROR_UNSUPPORTED, "CUDA device %d has compute capability %d.%d, 8.0 or later is needed",
-                    number, place->facts.major, place->facts.minor);
+                    number, device->major, device->minor);
   return RMSNORM_OK;
 }
 
-bool rn_place_to_explain(rn_place *place) {
+bool rn_driver_device_to_explain(rn_driver_device *device) {
   int number = 0;
   if (driver.context_device(&number) != RN_CU_SUCCESS) number = 0;
-  return place_of(number, place) == RN_CU_SUCCESS;
+  return describe(number, device) == RN_CU_SUCCESS;
 }
