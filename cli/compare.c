@@ -40,7 +40,7 @@ static void layout(int dtype, int *exponent, int *mantissa) {
   }
 }
 
-static bool is_nan(int dtype, uint64_t bits) {
+bool rn_code_is_nan(int dtype, uint64_t bits) {
   int exponent, mantissa;
   layout(dtype, &exponent, &mantissa);
   if (dtype == RMSNORM_DTYPE_E8M0) return bits == 0xff;
@@ -50,7 +50,7 @@ static bool is_nan(int dtype, uint64_t bits) {
   return magnitude > ((UINT64_C(1) << exponent) - 1) << mantissa;
 }
 
-static int64_t number(int dtype, uint64_t bits) {
+int64_t rn_ordinal(int dtype, uint64_t bits) {
   int exponent, mantissa;
   layout(dtype, &exponent, &mantissa);
   if (dtype == RMSNORM_DTYPE_INT8) return (int8_t)bits;
@@ -63,9 +63,9 @@ rn_difference rn_compare(const rn_tensor *got, const rn_tensor *expected) {
   rn_difference d = {got->count, 0, 0, -1};
   for (int64_t i = 0; i < got->count; i++) {
     const uint64_t a = bits_at(got, i), b = bits_at(expected, i);
-    const bool nan_a = is_nan(got->dtype, a), nan_b = is_nan(got->dtype, b);
+    const bool nan_a = rn_code_is_nan(got->dtype, a), nan_b = rn_code_is_nan(got->dtype, b);
     if (a == b || (nan_a && nan_b)) continue;
-    const int64_t m = number(got->dtype, a), n = number(got->dtype, b);
+    const int64_t m = rn_ordinal(got->dtype, a), n = rn_ordinal(got->dtype, b);
     const uint64_t ulp = nan_a || nan_b ? UINT64_MAX : m > n ? (uint64_t)m - (uint64_t)n : (uint64_t)n - (uint64_t)m;
     d.differ++;
     if (d.worst < 0 || ulp > d.ulp) d.ulp = ulp, d.worst = i;
@@ -77,9 +77,9 @@ double rn_value(const rn_tensor *tensor, int64_t i) {
   int exponent, mantissa;
   const uint64_t bits = bits_at(tensor, i);
   layout(tensor->dtype, &exponent, &mantissa);
-  if (is_nan(tensor->dtype, bits)) return NAN;
+  if (rn_code_is_nan(tensor->dtype, bits)) return NAN;
   if (tensor->dtype == RMSNORM_DTYPE_E8M0) return ldexp(1, (int)bits - 127);
-  if (exponent == 0) return (double)number(tensor->dtype, bits);
+  if (exponent == 0) return (double)rn_ordinal(tensor->dtype, bits);
   const uint64_t sign = UINT64_C(1) << (exponent + mantissa), magnitude = bits & (sign - 1);
   const int bias = (1 << (exponent - 1)) - 1, e = (int)(magnitude >> mantissa);
   const double fraction = (double)(magnitude & ((UINT64_C(1) << mantissa) - 1));

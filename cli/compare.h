@@ -16,6 +16,11 @@ typedef struct rn_difference {
 /* rn_compare - both tensors have the same type and number of elements. */
 rn_difference rn_compare(const rn_tensor *got, const rn_tensor *expected);
 
+/* rn_ordinal - the number of a code: codes of a type in the order of their values, counted through zero, which both its
+ * signs have as number 0. rn_code_is_nan - whether that code is a NaN. */
+int64_t rn_ordinal(int dtype, uint64_t bits);
+bool rn_code_is_nan(int dtype, uint64_t bits);
+
 /* rn_value - element i as a number, for messages. */
 double rn_value(const rn_tensor *tensor, int64_t i);
 

@@ -13,9 +13,10 @@
 
 #include "files.h"
 
-/* Classes of distance: 0, 1, 2, 3 to 4, 5 to 8, ... 2^17 and more, and a NaN on one side. */
-enum { RN_ULP_CLASSES = 20, RN_ULP_CLASS_NAN = RN_ULP_CLASSES - 1 };
-/* rn_ulp_class - the class of a distance. rn_ulp_class_name - "0", "1", "3-4", ..., "NaN" */
+/* Classes of distance: 0, 1, 2, 3 to 4, 5 to 8, ... 2^17 and more, and last
+ * the elements with a NaN on one side, or an infinity that the other does not have. */
+enum { RN_ULP_CLASSES = 20, RN_ULP_CLASS_NONFINITE = RN_ULP_CLASSES - 1 };
+/* rn_ulp_class - the class of a distance. rn_ulp_class_name - "0", "1", "2", "3-4", ..., "NaN, Inf". */
 int rn_ulp_class(uint64_t ulp);
 const char *rn_ulp_class_name(int class);
 
@@ -39,6 +40,7 @@ typedef struct rn_extent {
   int64_t first, last; /* the first and the last of those, -1 */
   int64_t period, phase, run;
   int64_t some[RN_EXTENT_SOME];
+  bool denser; /* the others hold errors too, but clearly fewer: hit, first, last, some are about the dense ones */
 } rn_extent;
 
 /* What NaN and infinities there are, and whether they sit in the same places. */
@@ -50,6 +52,7 @@ typedef struct rn_specials {
   int64_t rows_nan_a, rows_nan_b;   /* rows with at least one */
   int64_t rows_full_nan_a;          /* rows of a that are NaN throughout */
   int64_t zero_rows_a, zero_rows_b; /* rows of zeros only */
+  int64_t zero_cols_a, zero_cols_b; /* columns of zeros only */
 } rn_specials;
 
 /* How much of the squared difference goes away when a is divided by one factor, by one for every row, by one for every
@@ -69,10 +72,10 @@ typedef struct rn_measured {
   bool reshaped;               /* same elements, other shape: a's shape counts */
   int64_t rows, cols, elements;
 
-  int64_t differ;                            /* elements at least 1 ulp apart, and those with a NaN on one side */
+  int64_t differ;                            /* elements at least 1 ulp apart, and those not finite on one side only */
   int64_t zero_signs;                        /* elements that are +0 on one side and -0 on the other; not in `differ` */
   int64_t inexact;                           /* with `rounded`: elements that are equal only after that rounding */
-  uint64_t ulp;                              /* the largest distance, NaN aside */
+  uint64_t ulp;                              /* the largest distance among finite elements */
   int64_t worst;                             /* the first element with that distance, -1 */
   int64_t first;                             /* the first element that differs, -1 */
   double first_a, first_b, worst_a, worst_b; /* their values */

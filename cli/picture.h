@@ -10,8 +10,8 @@
 
 typedef struct rn_cell {
   int64_t elements, differ;
-  uint64_t ulp; /* the largest distance */
-  bool nan;     /* a NaN on one side only */
+  uint64_t ulp;   /* the largest distance */
+  bool nonfinite; /* a NaN or an infinity on one side only */
 } rn_cell;
 
 typedef struct rn_picture {
