@@ -87,6 +87,25 @@ typedef struct rn_staged_forward_out {
 /* v is a scratch array of cols doubles. */
 void rn_staged_forward(const rmsnorm_forward_args *args, const void *rstd, double *v, const rn_staged_forward_out *out);
 
+/* The way of one element from u to the value that is stored. rn_staged_forward goes it with RN_ORDER_XHAT and
+ * rn_ref_round; `rmsnorm diff` goes it with every other choice. A type equal to `real` means: not rounded there. */
+typedef enum rn_product_order {
+  RN_ORDER_XHAT,    /* (u * rstd) * weight */
+  RN_ORDER_FACTOR,  /* u * (rstd * weight) */
+  RN_ORDER_WEIGHT,  /* (u * weight) * rstd */
+  RN_ORDER_QUOTIENT /* (u / rms) * weight, the root divided by and never inverted */
+} rn_product_order;
+typedef struct rn_stages {
+  int real; /* F32 or F64: what every step is rounded to */
+  int rstd, xhat, normed;
+  rn_product_order order;
+  double (*narrow)(int dtype, double value); /* rn_ref_round, or another way of rounding */
+} rn_stages;
+/* weight and act may be NULL: none. The result is not yet rounded to the type of y. */
+double rn_staged_value(const rn_stages *stages, double u, double rstd, const double *weight, const double *act);
+/* The activation at z, as docs/numerics.md section 2 computes it. */
+double rn_staged_act(int real, int gate, double z);
+
 typedef struct rn_staged_backward_out {
   void *dx, *dresidual, *dgate;
   uint8_t *skipped;

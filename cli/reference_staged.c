@@ -56,6 +56,12 @@ static gate_values gate_at(const rn_source *s, double z) {
   return g;
 }
 
+double rn_staged_act(int real, int gate, double z) {
+  rn_source s = {0};
+  s.real = real, s.numerics.gate = gate;
+  return gate_at(&s, z).act;
+}
+
 /* ---- inputs and statistics ---- */
 
 typedef struct element {
@@ -171,10 +177,40 @@ static void quantise_row(const rmsnorm_quant *q, const double *v, int64_t cols, 
 
 /* ---- forward and backward ---- */
 
+static double to(const rn_stages *s, double v) {
+  return s->real == RMSNORM_DTYPE_F64 ? v : (double)(float)v;
+}
+static double narrowed(const rn_stages *s, int dtype, double v) {
+  return dtype == s->real ? v : s->narrow(dtype, v);
+}
+
+double rn_staged_value(const rn_stages *s, double u, double rstd, const double *weight, const double *act) {
+  double r = narrowed(s, s->rstd, rstd), v;
+  switch (weight != NULL || s->order == RN_ORDER_QUOTIENT ? s->order : RN_ORDER_XHAT) {
+  case RN_ORDER_FACTOR:
+    v = to(s, u * to(s, r * *weight));
+    break;
+  case RN_ORDER_WEIGHT:
+    v = to(s, to(s, u * *weight) * r);
+    break;
+  case RN_ORDER_QUOTIENT:
+    v = narrowed(s, s->xhat, to(s, u / to(s, 1 / r)));
+    if (weight != NULL) v = to(s, v * *weight);
+    break;
+  default:
+    v = narrowed(s, s->xhat, to(s, u * r));
+    if (weight != NULL) v = to(s, v * *weight);
+  }
+  v = narrowed(s, s->normed, v);
+  return act != NULL ? to(s, v * *act) : v;
+}
+
 void rn_staged_forward(const rmsnorm_forward_args *args, const void *rstd, double *v,
                        const rn_staged_forward_out *out) {
   rn_source s = rn_source_forward(args);
   bool after = s.numerics.gate && s.numerics.gate_place == RMSNORM_GATE_AFTER;
+  /* rstd comes as it was returned, rounded already. */
+  const rn_stages stages = {s.real, s.real, s.xhat_dtype, s.normed_dtype, RN_ORDER_XHAT, rn_ref_round};
   for (int64_t r = 0; r < s.rows * s.heads; r++) {
     int64_t row = r / s.heads, head = r % s.heads;
     for (int64_t g = 0; g < s.groups; g++) {
@@ -183,10 +219,8 @@ void rn_staged_forward(const rmsnorm_forward_args *args, const void *rstd, doubl
       if (out->rstd) out->rstd[r * s.groups + g] = (float)rstd_of_sum(&s, s.sumsq[r * s.groups + g]);
       for (int64_t c = g * s.width; c < (g + 1) * s.width; c++) {
         element e = element_at(&s, row, head, c);
-        v[c] = stage(&s, s.xhat_dtype, step(&s, e.u * stat.rstd));
-        if (s.weight) v[c] = step(&s, v[c] * weight_at(&s, head, c));
-        v[c] = stage(&s, s.normed_dtype, v[c]);
-        if (after) v[c] = step(&s, v[c] * e.gate.act);
+        double w = s.weight ? weight_at(&s, head, c) : 1;
+        v[c] = rn_staged_value(&stages, e.u, stat.rstd, s.weight ? &w : NULL, after ? &e.gate.act : NULL);
         if (out->y) rn_ref_store(args->y.dtype, out->y, r * s.cols + c, v[c]);
         if (out->residual_out) rn_ref_store(args->residual_out.dtype, out->residual_out, r * s.cols + c, e.sum);
       }
