@@ -13,7 +13,7 @@
 
 #include "files.h"
 
-/* Classes of distance: 0, 1, 2, 3 to 4, 5 to 8, ... 2^17 and more, and last
+/* Classes of distance: 0, 1, 2, 3 to 4, 5 to 8, ... 2^15 to 2^16, more, and last
  * the elements with a NaN on one side, or an infinity that the other does not have. */
 enum { RN_ULP_CLASSES = 20, RN_ULP_CLASS_NONFINITE = RN_ULP_CLASSES - 1 };
 /* rn_ulp_class - the class of a distance. rn_ulp_class_name - "0", "1", "2", "3-4", ..., "NaN, Inf". */
