@@ -1,0 +1,368 @@
+"""patch_models.py - put the library under the RMSNorms of a loaded model, and take it away again.
+
+    report = rmsnorm.patch(model)      # which norms run through the library now, which do not, and why
+    rmsnorm.unpatch(model)
+
+A patched module is the object it was: same parameters, same attributes, same place, same hooks. Only its class is
+another one, made here: a subclass of its own class with another `forward`. So state_dict, .to(), deepcopy, pickle,
+isinstance and whoever holds a reference are not touched, nothing is copied, and unpatch gives the class back.
+
+Which arithmetic a class has is proposed by the table of families.py and decided by a probe: the class's own forward and
+ours run on rows whose statistic comes out the same however it is summed and rooted, in all combinations of types, and
+every bit has to agree. A combination in which the class itself fails is left to the class. A class that the probe tells
+apart from its row is not patched, whatever its name; a digest of its source would refuse harmless edits and miss what
+the source calls.
+
+What the library does not take (f64, other devices, subclasses of tensors, a width that does not fit) goes through the
+class's own forward, so that a patched model never does less than before.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import warnings
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from .families import REASONS, Family, family_named, family_of
+from .numerics import Numerics
+from .patch_probe import TYPES, Differs, agreeing_pairs
+from .torch import gated_rms_norm, rms_norm
+
+ALL_PAIRS = frozenset((x, weight) for x in TYPES for weight in (None, *TYPES))
+_TENSORS = (torch.Tensor, nn.Parameter, FakeTensor)
+_DEVICES = ("cpu", "cuda")
+_ACTIVATIONS = {"silu": "silu", "swish": "silu", "sigmoid": "sigmoid"}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a patched class does: one for each class and each setting of its instances. Hashable and picklable."""
+
+    family: str
+    numerics: str  # Numerics.text, with the gate
+    plain: str  # the same without a gate, for a call that brings none
+    returns: str
+    eps: str
+    weighted: bool
+    plus_one: bool
+    gate: str
+    groups: str
+    divisor: int
+    pairs: frozenset  # (type of x, type of weight or None) that were seen to agree
+
+
+@dataclass
+class Report:
+    """What patch did. `patched` and `already`: name of the module -> "Class: family". `left`: name -> reason."""
+
+    patched: dict[str, str] = field(default_factory=dict)
+    already: dict[str, str] = field(default_factory=dict)
+    left: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.patched)} norms patched" + (f", {len(self.already)} were already" if self.already else "")]
+        lines += [f"  {count} x {what}" for what, count in Counter(self.patched.values()).items()]
+        if self.left:
+            lines.append(f"{len(self.left)} left alone")
+            lines += [f"  {count} x {why}" for why, count in Counter(self.left.values()).items()]
+        return "\n".join(lines)
+
+
+def patch(model: nn.Module, *, also: Mapping[type, str] | None = None) -> Report:
+    """Let the library compute every RMSNorm inside `model` (or `model` itself) whose arithmetic it has.
+
+    `also` adds classes that the table of families.py does not know: {MyRMSNorm: "llama"}. They are probed like all.
+    """
+    report = Report()
+    for name, module in model.named_modules():
+        cls = type(module)
+        if is_patched(module):
+            report.already[name] = f"{cls._rmsnorm_original.__name__}: {cls._rmsnorm_plan.family}"
+            continue
+        added = (also or {}).get(cls)
+        family = family_named(added) if added else family_of(cls)
+        if family is None:
+            if _looks_like_a_norm(module):
+                report.left[name] = f"{cls.__name__}: {REASONS.get(cls.__name__, 'unknown class')}"
+            continue
+        try:
+            plan = _plan(module, family)
+        except _Refusal as reason:
+            report.left[name] = f"{cls.__name__}: {reason}"
+            continue
+        module.__class__ = _patched_class(cls, plan)
+        report.patched[name] = f"{cls.__name__}: {family.name}"
+    return report
+
+
+def unpatch(model: nn.Module) -> int:
+    """Give every patched module inside `model` its own class back; returns how many there were."""
+    patched = [module for module in model.modules() if is_patched(module)]
+    for module in patched:
+        module.__class__ = type(module)._rmsnorm_original
+    return len(patched)
+
+
+def is_patched(module: nn.Module) -> bool:
+    return "_rmsnorm_plan" in type(module).__dict__
+
+
+def _looks_like_a_norm(module: nn.Module) -> bool:
+    cls = type(module)
+    name = cls.__name__.lower()
+    return "rms" in name or ("norm" in name and not cls.__module__.startswith("torch.nn."))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The patched class.
+def _in_order_of_memory(x: torch.Tensor) -> list[int] | None:
+    """The outer dimensions from the widest stride to the narrowest, or None when they stand so already. PyTorch's own
+    operations lay their result out like their input; ours would pack it in the order of its dimensions."""
+    if x.is_contiguous():
+        return None
+    order = list(range(x.dim()))
+    moved = False
+    for end in range(x.dim() - 2, 0, -1):
+        for i in range(end):
+            if x.stride(order[i]) < x.stride(order[i + 1]):
+                order[i], order[i + 1] = order[i + 1], order[i]
+                moved = True
+    return order if moved else None
+
+
+def _result_type(returns: str, x: torch.Tensor, weight: torch.Tensor | None) -> torch.dtype:
+    if returns == "x" or weight is None:
+        return x.dtype
+    if returns == "promoted":
+        return torch.promote_types(x.dtype, weight.dtype)
+    return weight.dtype if weight.dtype in (torch.float16, torch.bfloat16) else torch.float32
+
+
+def _norm(original: type, plan: Plan):
+    """The function of a patched class: (module, x, gate) -> y."""
+
+    def norm(self, x, gate):
+        weight = self.weight if plan.weighted else None
+        pair = (getattr(x, "dtype", None), None if weight is None else weight.dtype)
+        if (
+            pair not in plan.pairs
+            or type(x) not in _TENSORS
+            or x.device.type not in _DEVICES
+            or x.dim() == 0
+            or x.numel() == 0
+            or (weight is not None and (weight.device != x.device or weight.shape[0] != x.shape[-1]))
+            or (gate is None and plan.gate == "required")
+            or (gate is not None and (gate.shape != x.shape or gate.dtype not in TYPES or gate.device != x.device))
+            or (plan.family == "torch" and (x.shape[-1] != self.normalized_shape[0] or _autocast(x)))
+        ):
+            return original.forward(self, x) if plan.gate == "" else original.forward(self, x, gate)
+        eps = getattr(self, plan.eps)
+        if eps is None:
+            eps = torch.finfo(torch.float32).eps
+        groups = 1
+        if plan.groups.startswith("columns:"):
+            columns = getattr(self, plan.groups[8:], None)
+            groups = 1 if columns is None else x.shape[-1] // columns
+        elif plan.groups:
+            groups = getattr(self, plan.groups)
+        dtype = _result_type(plan.returns, x, weight)
+        if plan.plus_one:
+            weight = 1.0 + weight
+        order = _in_order_of_memory(x)
+        if order is not None:
+            x = x.permute(order)
+            gate = gate if gate is None else gate.permute(order)
+        if x.stride(-1) != 1:
+            x = x.contiguous()
+        if gate is None:
+            y = rms_norm(x, weight, eps, preset=plan.plain, groups=groups, divisor=plan.divisor, dtype=dtype)
+        else:
+            if gate.stride(-1) != 1:
+                gate = gate.contiguous()
+            y = gated_rms_norm(x, gate, weight, eps, preset=plan.numerics, groups=groups, dtype=dtype)
+        return y if order is None else y.permute([order.index(i) for i in range(len(order))])
+
+    return norm
+
+
+def _autocast(x: torch.Tensor) -> bool:
+    """torch.nn.RMSNorm is one operation, which autocast may run in float32; all other classes are made of operations
+    that autocast leaves alone."""
+    return torch.is_autocast_enabled(x.device.type)
+
+
+def _forward(original: type, plan: Plan):
+    """A forward with the names that the class's own has, so that callers by keyword do not notice."""
+    norm = _norm(original, plan)
+    first = list(inspect.signature(original.forward).parameters)[1]
+    if first == "x":
+        if plan.gate:
+
+            def forward(self, x, gate=None):
+                return norm(self, x, gate)
+        else:
+
+            def forward(self, x):
+                return norm(self, x, None)
+    elif plan.gate:
+
+        def forward(self, hidden_states, gate=None):
+            return norm(self, hidden_states, gate)
+    else:
+
+        def forward(self, hidden_states):
+            return norm(self, hidden_states, None)
+
+    return forward
+
+
+def _reduce(self, protocol):
+    cls = type(self)
+    return _rebuild, (cls._rmsnorm_original, cls._rmsnorm_plan), self.__dict__
+
+
+def _rebuild(original: type, plan: Plan) -> nn.Module:
+    cls = _patched_class(original, plan)
+    return cls.__new__(cls)
+
+
+def _setstate(self, state) -> None:
+    """After a copy or a pickle. The class may be of another release here than where the pickle was made: ask again."""
+    cls = type(self)
+    super(cls, self).__setstate__(state)
+    original = cls._rmsnorm_original
+    self.__class__ = original
+    try:
+        plan = _plan(self, family_named(cls._rmsnorm_plan.family))
+    except _Refusal as reason:
+        warnings.warn(f"rmsnorm: {original.__name__} is not patched any more: {reason}", stacklevel=2)
+    else:
+        self.__class__ = _patched_class(original, plan)
+
+
+@functools.cache
+def _patched_class(original: type, plan: Plan) -> type:
+    return type(
+        original.__name__,
+        (original,),
+        {
+            "__module__": original.__module__,
+            "__qualname__": original.__qualname__,
+            "__doc__": original.__doc__,
+            "__reduce_ex__": _reduce,
+            "__setstate__": _setstate,
+            "extra_repr": lambda self: ", ".join(filter(None, (original.extra_repr(self), f"rmsnorm: {plan.family}"))),
+            "forward": _forward(original, plan),
+            "_rmsnorm_original": original,
+            "_rmsnorm_plan": plan,
+        },
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# May this module be patched, and how?
+class _Refusal(Exception):
+    """Why a module is left alone."""
+
+
+_probed: dict[tuple, frozenset | Differs] = {}
+
+
+def _plan(module: nn.Module, family: Family) -> Plan:
+    """The plan of a module that may be patched; _Refusal otherwise."""
+    cls = type(module)
+    if "forward" in module.__dict__:
+        raise _Refusal("its forward was replaced on the instance")
+    if module._modules:
+        raise _Refusal("has modules inside")
+    tensors = {name: t for name, t in {**module._parameters, **module._buffers}.items() if t is not None}
+    if set(tensors) - {"weight"}:
+        raise _Refusal(f"has a tensor that a norm of this family has not: {sorted(set(tensors) - {'weight'})[0]}")
+    weight = tensors.get("weight")
+    if weight is None and family.weight in ("required", "plus one"):
+        raise _Refusal("has no weight")
+    if weight is not None and weight.dim() != 1:
+        raise _Refusal(f"its weight has {weight.dim()} dimensions")
+    eps = getattr(module, family.eps, "missing")
+    if not (isinstance(eps, float | int) and math.isfinite(eps) and eps >= 0) and not (eps is None and family.name == "torch"):
+        raise _Refusal(f"eps ({family.eps}) is {eps!r}")
+    for name, value in family.only:
+        if getattr(module, name, value) != value:
+            raise _Refusal(f"{name} is {getattr(module, name)!r}; only {value!r} is this arithmetic")
+    parameters = list(inspect.signature(cls.forward).parameters)[1:]
+    if parameters not in ([["x"], ["hidden_states"]] if not family.gate else [["x", "gate"], ["hidden_states", "gate"]]):
+        raise _Refusal(f"its forward takes ({', '.join(parameters)})")
+
+    numerics = Numerics.of(family.preset)
+    if family.before:
+        numerics = Numerics.of(dict(family.before)[bool(module.norm_before_gate)])
+    if family.activation:
+        activation = getattr(module, family.activation, "silu")
+        if activation not in _ACTIVATIONS:
+            raise _Refusal(f"the activation {activation!r} of its gate is not one of the library")
+        numerics = numerics.replace(gate=_ACTIVATIONS[activation])
+    width = 128
+    if weight is not None:
+        width = weight.shape[0]
+    if family.name == "torch":
+        if len(module.normalized_shape) != 1:
+            raise _Refusal(f"normalises over {len(module.normalized_shape)} dimensions")
+        width = module.normalized_shape[0]
+    groups = 1
+    if family.groups:
+        value = getattr(module, family.groups.removeprefix("columns:"), None)
+        if value is not None:
+            if not isinstance(value, int) or value < 1 or width % value:
+                raise _Refusal(f"{family.groups.removeprefix('columns:')} is {value!r}, which does not divide {width}")
+            groups = width // value if family.groups.startswith("columns:") else value
+    if width < 1 or width // groups > 70000:
+        raise _Refusal(f"{width // groups} columns are more than the probe can sum exactly")
+
+    weighted = weight is not None and family.weight != "none"
+    plan = Plan(
+        family=family.name,
+        numerics=numerics.text,
+        plain=numerics.replace(gate="none", gate_place="after").text,
+        returns=family.returns,
+        eps=family.eps,
+        weighted=weighted,
+        plus_one=family.weight == "plus one",
+        gate=family.gate,
+        groups=family.groups,
+        divisor=family.divisor,
+        pairs=ALL_PAIRS,
+    )
+    # What the answer depends on: the class as it is now, its settings, the width.
+    functions = tuple(f for f in vars(cls).values() if callable(f))
+    simple = (int, float, str, type(None))
+    settings = tuple(sorted((k, repr(v)) for k, v in vars(module).items() if isinstance(v, simple) and k != "training"))
+    key = (cls, functions, plan, width, groups, settings)
+    if key not in _probed:
+        try:
+            _probed[key] = agreeing_pairs(
+                module,
+                _norm(cls, plan),
+                width=width,
+                groups=groups,
+                divisor=family.divisor,
+                eps=torch.finfo(torch.float32).eps if eps is None else float(eps),
+                gate=family.gate,
+                activation=numerics.gate if family.gate else "silu",
+                has_weight=weight is not None,
+                weighted=weighted,
+            )
+        except Differs as difference:
+            _probed[key] = difference
+    if isinstance(_probed[key], Differs):
+        raise _Refusal(f"is not what its name says ({family.name}): {_probed[key]}")
+    return replace(plan, pairs=_probed[key])

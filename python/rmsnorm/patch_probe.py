@@ -1,0 +1,129 @@
+"""patch_probe.py - is a class's own forward the same arithmetic as ours, bit for bit?
+
+Two correct norms differ in three places: the order of the sum, how 1 / sqrt is rounded, and the exponential in a gate.
+The probe takes inputs on which none of them matters: small integers times a power of two, whose squares add up exactly
+in any order; rows for which the usual ways to write 1 / sqrt(v) all give the correctly rounded value; gate values for
+which PyTorch's activation (its vector and its scalar code) and the library's agree. What is left are the roundings, the
+weight, eps, groups and the gate's place, which is what tells the families apart: every bit has to agree then.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from .torch import gated_rms_norm
+
+TYPES = (torch.bfloat16, torch.float16, torch.float32)
+ROWS = 12
+BITS = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float32: torch.int32, torch.float64: torch.int64}
+
+
+class Differs(Exception):
+    """In which combination of types the class is something else, and by how much."""
+
+
+def exact_rows(columns: int, groups: int, divisor: int, eps: float, generator: torch.Generator) -> torch.Tensor:
+    """[ROWS, columns * groups] in f32, exact in every type, with a statistic that is the same however it is computed.
+
+    The groups of a row hold the same numbers with other signs, so that one statistic is good for all of them. Every
+    second row is so small that eps counts.
+    """
+    largest = max(1, min(15, int((2**24 / columns) ** 0.5)))  # columns * largest^2 < 2^24: the sum is exact
+    kept = torch.empty(0, columns, device="cpu")
+    while len(kept) < ROWS:
+        numbers = torch.randint(-largest, largest + 1, (64, columns), generator=generator, device="cpu")
+        scale = torch.where(torch.arange(64, device="cpu") % 2 == 0, 0.25, 2.0**-10)
+        rows = numbers.to(torch.float32) * scale[:, None]
+        v = rows.double().square().sum(-1).float() / (divisor or columns) + eps
+        nearest = v.double().rsqrt().float()
+        ways = (v.rsqrt(), v.pow(-0.5), 1 / v.sqrt())
+        same = torch.stack([way == nearest for way in ways]).all(0) & (v > 0)
+        kept = torch.cat([kept, rows[same]])
+    signs = torch.randint(0, 2, (ROWS, groups, columns), generator=generator, device="cpu") * 2 - 1
+    return (kept[:ROWS, None, :] * signs).reshape(ROWS, groups * columns)
+
+
+def exact_gate(shape: tuple[int, int], dtype: torch.dtype, activation: str, generator: torch.Generator) -> torch.Tensor:
+    """Gate values of type dtype for which every way to compute the activation gives the same f32."""
+    act = {"silu": torch.nn.functional.silu, "sigmoid": torch.sigmoid}[activation]
+    wanted = shape[0] * shape[1]
+    kept = torch.empty(0, dtype=dtype, device="cpu")
+    while len(kept) < wanted:
+        z = (torch.randn(2 * wanted, generator=generator, device="cpu") * 3).to(dtype).float()
+        apart = torch.stack([z, z], -1).flatten()[::2]  # not contiguous: PyTorch's scalar code
+        ones = torch.ones(len(z), 1, device="cpu")
+        ours = gated_rms_norm(ones, z[:, None], None, 0.0, preset=ACTIVATION_ALONE[activation])[:, 0]
+        kept = torch.cat([kept, z[(act(z) == ours) & (act(apart) == ours)].to(dtype)])
+    return kept[:wanted].reshape(shape)
+
+
+# A norm of rows of one 1, with eps 0: what is left of it is the activation of the gate.
+ACTIVATION_ALONE = {"silu": "fla", "sigmoid": "fla-sigmoid"}
+
+
+def stand_in(module: nn.Module, weight: torch.Tensor | None) -> nn.Module:
+    """A module of the same class and settings with another weight, on the CPU; the module itself is not touched."""
+    twin = object.__new__(type(module))
+    twin.__dict__.update(module.__dict__)
+    for kind in ("_parameters", "_buffers"):
+        tensors = copy.copy(module.__dict__[kind])
+        if tensors.get("weight") is not None:
+            tensors["weight"] = weight if kind == "_buffers" else nn.Parameter(weight, requires_grad=False)
+        twin.__dict__[kind] = tensors
+    return twin
+
+
+def agreeing_pairs(
+    module: nn.Module,
+    ours: Callable[[nn.Module, torch.Tensor, torch.Tensor | None], torch.Tensor],
+    *,
+    width: int,
+    groups: int = 1,
+    divisor: int = 0,
+    eps: float,
+    gate: str = "",
+    activation: str = "silu",
+    has_weight: bool = True,
+    weighted: bool = True,
+) -> frozenset:
+    """The (type of x, type of weight) in which the module's own forward works and `ours` agrees with it; Differs when
+    it works and ours does not agree."""
+    own = type(module).forward
+    generator = torch.Generator(device="cpu").manual_seed(20260)
+    pairs = set()
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        rows = exact_rows(width // groups, groups, divisor, eps, generator)
+        weight = torch.randn(width, generator=generator, device="cpu")
+        for x_type in TYPES:
+            gates = [exact_gate(tuple(rows.shape), x_type, activation, generator)] if gate else [None]
+            gates += [None] if gate == "optional" else []
+            for weight_type in TYPES if has_weight else (None,):
+                twin = stand_in(module, None if weight_type is None else weight.to(weight_type))
+                for z in gates:
+                    x = rows.to(x_type)
+                    try:
+                        expected = own(twin, x) if not gate else own(twin, x, z)
+                    except Exception:  # noqa: BLE001 - whatever it is, the class itself can not do this
+                        continue
+                    where = f"x {x_type}, weight {weight_type}" + (", without gate" if gate and z is None else "")
+                    _compare(ours(twin, x, z), expected, where.replace("torch.", ""))
+                    pairs.add((x_type, weight_type if weighted else None))
+    if not pairs:
+        raise Differs("its own forward fails on every combination of types")
+    return frozenset(pairs)
+
+
+def _compare(y: torch.Tensor, expected: torch.Tensor, where: str) -> None:
+    if not isinstance(expected, torch.Tensor) or expected.shape != y.shape:
+        raise Differs(f"it returns something else than a normalised x ({where})")
+    if expected.dtype != y.dtype:
+        raise Differs(f"it returns {expected.dtype}, the family {y.dtype} ({where})".replace("torch.", ""))
+    other = y.contiguous().view(BITS[y.dtype]) != expected.contiguous().view(BITS[y.dtype])
+    if other.any():
+        raise Differs(f"{int(other.sum())} of {other.numel()} elements have other bits ({where})")
