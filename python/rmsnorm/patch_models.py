@@ -28,6 +28,7 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from types import MethodType
 
 import torch
 from torch import nn
@@ -96,11 +97,11 @@ def patch(model: nn.Module, *, also: Mapping[type, str] | None = None) -> Report
                 report.left[name] = f"{cls.__name__}: {REASONS.get(cls.__name__, 'unknown class')}"
             continue
         try:
-            plan = _plan(module, family)
-        except _Refusal as reason:
+            plan = plan_of(module, family)
+        except Refusal as reason:
             report.left[name] = f"{cls.__name__}: {reason}"
             continue
-        module.__class__ = _patched_class(cls, plan)
+        _change_class(module, _patched_class(cls, plan))
         report.patched[name] = f"{cls.__name__}: {family.name}"
     return report
 
@@ -109,7 +110,7 @@ def unpatch(model: nn.Module) -> int:
     """Give every patched module inside `model` its own class back; returns how many there were."""
     patched = [module for module in model.modules() if is_patched(module)]
     for module in patched:
-        module.__class__ = type(module)._rmsnorm_original
+        _change_class(module, type(module)._rmsnorm_original)
     return len(patched)
 
 
@@ -121,6 +122,24 @@ def _looks_like_a_norm(module: nn.Module) -> bool:
     cls = type(module)
     name = cls.__name__.lower()
     return "rms" in name or ("norm" in name and not cls.__module__.startswith("torch.nn."))
+
+
+# A forward may also stand on the instance: kernels puts the class's own there when it has no better, and accelerate
+# keeps it as _old_forward under a hook.
+_BOUND = ("forward", "_old_forward")
+
+
+def _forward_is_its_own(module: nn.Module) -> bool:
+    own = [getattr(module.__dict__.get(name), "__func__", None) is type(module).forward for name in _BOUND]
+    return "forward" not in module.__dict__ or any(own)
+
+
+def _change_class(module: nn.Module, cls: type) -> None:
+    before = type(module).forward
+    module.__class__ = cls
+    for name in _BOUND:
+        if getattr(module.__dict__.get(name), "__func__", None) is before:
+            module.__dict__[name] = MethodType(cls.forward, module)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -148,7 +167,7 @@ def _result_type(returns: str, x: torch.Tensor, weight: torch.Tensor | None) -> 
     return weight.dtype if weight.dtype in (torch.float16, torch.bfloat16) else torch.float32
 
 
-def _norm(original: type, plan: Plan):
+def norm_of(original: type, plan: Plan):
     """The function of a patched class: (module, x, gate) -> y."""
 
     def norm(self, x, gate):
@@ -203,7 +222,7 @@ def _autocast(x: torch.Tensor) -> bool:
 
 def _forward(original: type, plan: Plan):
     """A forward with the names that the class's own has, so that callers by keyword do not notice."""
-    norm = _norm(original, plan)
+    norm = norm_of(original, plan)
     first = list(inspect.signature(original.forward).parameters)[1]
     if first == "x":
         if plan.gate:
@@ -241,13 +260,13 @@ def _setstate(self, state) -> None:
     cls = type(self)
     super(cls, self).__setstate__(state)
     original = cls._rmsnorm_original
-    self.__class__ = original
+    _change_class(self, original)
     try:
-        plan = _plan(self, family_named(cls._rmsnorm_plan.family))
-    except _Refusal as reason:
+        plan = plan_of(self, family_named(cls._rmsnorm_plan.family))
+    except Refusal as reason:
         warnings.warn(f"rmsnorm: {original.__name__} is not patched any more: {reason}", stacklevel=2)
     else:
-        self.__class__ = _patched_class(original, plan)
+        _change_class(self, _patched_class(original, plan))
 
 
 @functools.cache
@@ -271,37 +290,37 @@ def _patched_class(original: type, plan: Plan) -> type:
 
 # ----------------------------------------------------------------------------------------------------------------------
 # May this module be patched, and how?
-class _Refusal(Exception):
+class Refusal(Exception):
     """Why a module is left alone."""
 
 
 _probed: dict[tuple, frozenset | Differs] = {}
 
 
-def _plan(module: nn.Module, family: Family) -> Plan:
-    """The plan of a module that may be patched; _Refusal otherwise."""
+def plan_of(module: nn.Module, family: Family) -> Plan:
+    """The plan of a module that may be patched; Refusal otherwise."""
     cls = type(module)
-    if "forward" in module.__dict__:
-        raise _Refusal("its forward was replaced on the instance")
+    if not _forward_is_its_own(module):
+        raise Refusal("its forward was replaced on the instance")
     if module._modules:
-        raise _Refusal("has modules inside")
+        raise Refusal("has modules inside")
     tensors = {name: t for name, t in {**module._parameters, **module._buffers}.items() if t is not None}
     if set(tensors) - {"weight"}:
-        raise _Refusal(f"has a tensor that a norm of this family has not: {sorted(set(tensors) - {'weight'})[0]}")
+        raise Refusal(f"has a tensor that a norm of this family has not: {sorted(set(tensors) - {'weight'})[0]}")
     weight = tensors.get("weight")
     if weight is None and family.weight in ("required", "plus one"):
-        raise _Refusal("has no weight")
+        raise Refusal("has no weight")
     if weight is not None and weight.dim() != 1:
-        raise _Refusal(f"its weight has {weight.dim()} dimensions")
+        raise Refusal(f"its weight has {weight.dim()} dimensions")
     eps = getattr(module, family.eps, "missing")
     if not (isinstance(eps, float | int) and math.isfinite(eps) and eps >= 0) and not (eps is None and family.name == "torch"):
-        raise _Refusal(f"eps ({family.eps}) is {eps!r}")
+        raise Refusal(f"eps ({family.eps}) is {eps!r}")
     for name, value in family.only:
         if getattr(module, name, value) != value:
-            raise _Refusal(f"{name} is {getattr(module, name)!r}; only {value!r} is this arithmetic")
+            raise Refusal(f"{name} is {getattr(module, name)!r}; only {value!r} is this arithmetic")
     parameters = list(inspect.signature(cls.forward).parameters)[1:]
     if parameters not in ([["x"], ["hidden_states"]] if not family.gate else [["x", "gate"], ["hidden_states", "gate"]]):
-        raise _Refusal(f"its forward takes ({', '.join(parameters)})")
+        raise Refusal(f"its forward takes ({', '.join(parameters)})")
 
     numerics = Numerics.of(family.preset)
     if family.before:
@@ -309,24 +328,24 @@ def _plan(module: nn.Module, family: Family) -> Plan:
     if family.activation:
         activation = getattr(module, family.activation, "silu")
         if activation not in _ACTIVATIONS:
-            raise _Refusal(f"the activation {activation!r} of its gate is not one of the library")
+            raise Refusal(f"the activation {activation!r} of its gate is not one of the library")
         numerics = numerics.replace(gate=_ACTIVATIONS[activation])
     width = 128
     if weight is not None:
         width = weight.shape[0]
     if family.name == "torch":
         if len(module.normalized_shape) != 1:
-            raise _Refusal(f"normalises over {len(module.normalized_shape)} dimensions")
+            raise Refusal(f"normalises over {len(module.normalized_shape)} dimensions")
         width = module.normalized_shape[0]
     groups = 1
     if family.groups:
         value = getattr(module, family.groups.removeprefix("columns:"), None)
         if value is not None:
             if not isinstance(value, int) or value < 1 or width % value:
-                raise _Refusal(f"{family.groups.removeprefix('columns:')} is {value!r}, which does not divide {width}")
+                raise Refusal(f"{family.groups.removeprefix('columns:')} is {value!r}, which does not divide {width}")
             groups = width // value if family.groups.startswith("columns:") else value
     if width < 1 or width // groups > 70000:
-        raise _Refusal(f"{width // groups} columns are more than the probe can sum exactly")
+        raise Refusal(f"{width // groups} columns are more than the probe can sum exactly")
 
     weighted = weight is not None and family.weight != "none"
     plan = Plan(
@@ -351,12 +370,13 @@ def _plan(module: nn.Module, family: Family) -> Plan:
         try:
             _probed[key] = agreeing_pairs(
                 module,
-                _norm(cls, plan),
+                norm_of(cls, plan),
                 width=width,
                 groups=groups,
                 divisor=family.divisor,
                 eps=torch.finfo(torch.float32).eps if eps is None else float(eps),
                 gate=family.gate,
+                gate_place=numerics.gate_place,
                 activation=numerics.gate if family.gate else "silu",
                 has_weight=weight is not None,
                 weighted=weighted,
@@ -364,5 +384,5 @@ def _plan(module: nn.Module, family: Family) -> Plan:
         except Differs as difference:
             _probed[key] = difference
     if isinstance(_probed[key], Differs):
-        raise _Refusal(f"is not what its name says ({family.name}): {_probed[key]}")
+        raise Refusal(f"is not what its name says ({family.name}): {_probed[key]}")
     return replace(plan, pairs=_probed[key])

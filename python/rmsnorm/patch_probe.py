@@ -3,7 +3,8 @@
 Two correct norms differ in three places: the order of the sum, how 1 / sqrt is rounded, and the exponential in a gate.
 The probe takes inputs on which none of them matters: small integers times a power of two, whose squares add up exactly
 in any order; rows for which the usual ways to write 1 / sqrt(v) all give the correctly rounded value; gate values for
-which PyTorch's activation (its vector and its scalar code) and the library's agree. What is left are the roundings, the
+which PyTorch's activation (its vector and its scalar code) and the library's agree, or, for a gate before the norm,
+such that the gated squares add up exactly too. What is left are the roundings, the
 weight, eps, groups and the gate's place, which is what tells the families apart: every bit has to agree then.
 
 SPDX-License-Identifier: Apache-2.0
@@ -12,6 +13,7 @@ SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -28,25 +30,32 @@ class Differs(Exception):
     """In which combination of types the class is something else, and by how much."""
 
 
-def exact_rows(columns: int, groups: int, divisor: int, eps: float, generator: torch.Generator) -> torch.Tensor:
-    """[ROWS, columns * groups] in f32, exact in every type, with a statistic that is the same however it is computed.
+def exact_rows(
+    columns: int, groups: int, divisor: int, eps: float, generator: torch.Generator, gated_before: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """x and gate, both [ROWS, columns * groups] in f32, exact in every type, with a statistic that is the same however
+    it is computed.
 
     The groups of a row hold the same numbers with other signs, so that one statistic is good for all of them. Every
-    second row is so small that eps counts.
+    second row is so small that eps counts. The statistic is that of x; with gated_before that of x times the gate,
+    whose values are such that silu(z) = z in every type.
     """
-    largest = max(1, min(15, int((2**24 / columns) ** 0.5)))  # columns * largest^2 < 2^24: the sum is exact
-    kept = torch.empty(0, columns, device="cpu")
+    largest = max(1, min(15, int((2**22 / columns) ** 0.5)))  # columns (2 largest)^2 < 2^24: the sum is exact
+    kept = torch.empty(0, 2, columns, device="cpu")
     while len(kept) < ROWS:
         numbers = torch.randint(-largest, largest + 1, (64, columns), generator=generator, device="cpu")
         scale = torch.where(torch.arange(64, device="cpu") % 2 == 0, 0.25, 2.0**-10)
-        rows = numbers.to(torch.float32) * scale[:, None]
-        v = rows.double().square().sum(-1).float() / (divisor or columns) + eps
+        x = numbers.to(torch.float32) * scale[:, None]
+        z = torch.tensor((0.0, 32.0, 64.0), device="cpu")[torch.randint(0, 3, (64, columns), generator=generator, device="cpu")]
+        u = x * z if gated_before else x
+        v = u.double().square().sum(-1).float() / (divisor or columns) + eps
         nearest = v.double().rsqrt().float()
         ways = (v.rsqrt(), v.pow(-0.5), 1 / v.sqrt())
         same = torch.stack([way == nearest for way in ways]).all(0) & (v > 0)
-        kept = torch.cat([kept, rows[same]])
+        kept = torch.cat([kept, torch.stack([x, z], 1)[same]])
     signs = torch.randint(0, 2, (ROWS, groups, columns), generator=generator, device="cpu") * 2 - 1
-    return (kept[:ROWS, None, :] * signs).reshape(ROWS, groups * columns)
+    x, z = kept[:ROWS, 0, None, :] * signs, kept[:ROWS, 1, None, :].expand(ROWS, groups, columns)
+    return x.reshape(ROWS, groups * columns), z.reshape(ROWS, groups * columns)
 
 
 def exact_gate(shape: tuple[int, int], dtype: torch.dtype, activation: str, generator: torch.Generator) -> torch.Tensor:
@@ -88,6 +97,7 @@ def agreeing_pairs(
     divisor: int = 0,
     eps: float,
     gate: str = "",
+    gate_place: str = "after",
     activation: str = "silu",
     has_weight: bool = True,
     weighted: bool = True,
@@ -97,16 +107,22 @@ def agreeing_pairs(
     own = type(module).forward
     generator = torch.Generator(device="cpu").manual_seed(20260)
     pairs = set()
-    with torch.no_grad(), torch.autocast("cpu", enabled=False):
-        rows = exact_rows(width // groups, groups, divisor, eps, generator)
+    with torch.no_grad(), torch.autocast("cpu", enabled=False), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the class, about mixed types
+        plain, _ = exact_rows(width // groups, groups, divisor, eps, generator)
+        gated, before = exact_rows(width // groups, groups, divisor, eps, generator, gated_before=True)
         weight = torch.randn(width, generator=generator, device="cpu")
         for x_type in TYPES:
-            gates = [exact_gate(tuple(rows.shape), x_type, activation, generator)] if gate else [None]
-            gates += [None] if gate == "optional" else []
+            calls = []
+            if gate and gate_place == "before":
+                calls.append((gated.to(x_type), before.to(x_type)))
+            elif gate:
+                calls.append((plain.to(x_type), exact_gate(tuple(plain.shape), x_type, activation, generator)))
+            if gate != "required":
+                calls.append((plain.to(x_type), None))
             for weight_type in TYPES if has_weight else (None,):
                 twin = stand_in(module, None if weight_type is None else weight.to(weight_type))
-                for z in gates:
-                    x = rows.to(x_type)
+                for x, z in calls:
                     try:
                         expected = own(twin, x) if not gate else own(twin, x, z)
                     except Exception:  # noqa: BLE001 - whatever it is, the class itself can not do this
@@ -114,8 +130,14 @@ def agreeing_pairs(
                     where = f"x {x_type}, weight {weight_type}" + (", without gate" if gate and z is None else "")
                     _compare(ours(twin, x, z), expected, where.replace("torch.", ""))
                     pairs.add((x_type, weight_type if weighted else None))
-    if not pairs:
-        raise Differs("its own forward fails on every combination of types")
+        if not pairs:
+            raise Differs("its own forward fails on every combination of types")
+        if gate and gate_place == "before":
+            # The values above do not tell activations apart that are alike far from zero; near zero no sum is exact.
+            z = torch.randn(plain.shape, generator=generator, device="cpu")
+            twin = stand_in(module, weight if has_weight else None)
+            if not torch.allclose(ours(twin, plain, z), own(twin, plain, z), rtol=1e-4, atol=1e-6):
+                raise Differs("its gate has another activation")
     return frozenset(pairs)
 
 
