@@ -21,7 +21,7 @@ all: ## build the library and the command
 # The demo runs on the CPU: no kernels for GPUs are built for it.
 demo: ## normalise real hidden states and compare with the model's own code
 	@$(NEED)
-	cmake -S . -B $(BUILD) -DRMSNORM_TESTS=OFF -DRMSNORM_CUDA=OFF $(CMAKE_ARGS)
+	cmake -S . -B $(BUILD) -DRMSNORM_TESTS=OFF -DRMSNORM_CUDA=OFF -DRMSNORM_TRITON=OFF $(CMAKE_ARGS)
 	cmake --build $(BUILD) -j$(JOBS)
 	demo/run.sh $(BUILD)/rmsnorm
 
@@ -80,7 +80,7 @@ plain: ## build the portable sources with nothing but a C compiler
 	cc -std=c11 -Iinclude -DRMSNORM_STATIC examples/forward.c src/*.c -lm -o $(BUILD)/plain
 	$(BUILD)/plain
 
-SOURCES = $(wildcard include/*.h src/*.[ch] src/cpu/*.[ch] src/cuda/*.[ch] src/cuda/*.cu src/gpu/*.[ch] cli/*.[ch] tests/*.[ch] \
+SOURCES = $(wildcard include/*.h src/*.[ch] src/cpu/*.[ch] src/cuda/*.[ch] src/cuda/*.cu src/gpu/*.[ch] src/triton/*.[ch] cli/*.[ch] tests/*.[ch] \
                      tests/emulator/*.[ch] tests/emulator/*.cpp tests/install/*.c examples/*.c)
 
 format: ## bring every source file into the one format
@@ -94,7 +94,7 @@ format-check:
 lint: ## look for faults without running anything
 	@scripts/need.sh cppcheck=cppcheck
 	cppcheck --std=c11 --language=c --enable=warning,performance,portability --inline-suppr --error-exitcode=1 --quiet \
-	  --suppressions-list=cmake/cppcheck.txt -j$(JOBS) -Iinclude -Isrc src/*.c src/cuda/[!i]*.c src/gpu/*.c cli/*.c
+	  --suppressions-list=cmake/cppcheck.txt -j$(JOBS) -Iinclude -Isrc src/*.c src/cuda/[!i]*.c src/gpu/*.c src/triton/*.c cli/*.c
 
 clean: ## remove what was built
 	rm -rf $(BUILD) $(BUILD)-asan $(BUILD)-tsan $(BUILD)-aarch64

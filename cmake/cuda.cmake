@@ -16,7 +16,7 @@ foreach(family ${all_families})
   list(APPEND cuda_sources plan_${family}.c)
 endforeach()
 list(TRANSFORM cuda_sources PREPEND src/cuda/)
-set(driver_sources src/gpu/driver.c)
+set(driver_sources src/gpu/cuda_driver.c)
 
 # The host part with images that the tests bring: it is tested on machines without nvcc, too.
 if(RMSNORM_TESTS AND CMAKE_SYSTEM_NAME STREQUAL Linux)

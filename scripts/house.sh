@@ -30,7 +30,7 @@ names=$(for file in $sources; do basename "$file"; done | sort | uniq -d)
 
 # Nothing outside src looks into it, except the tests of the number formats and of src/cuda.
 outside=$(git ls-files 'cli/*.[ch]' 'tests/*.[ch]' 'examples/*.c' |
-  grep -vE '^tests/(test_numeric|test_divisor|test_cuda_plan|test_cuda_host).c$|^tests/emulator/')
+  grep -vE '^tests/(test_numeric|test_divisor|test_cuda_plan|test_cuda_host|test_triton_plan|test_triton_host|triton_fixture).[ch]$|^tests/emulator/')
 private=$(git ls-files 'src/*.h' | xargs -n 1 basename)
 for header in $private; do
   # shellcheck disable=SC2086
@@ -41,6 +41,7 @@ if grep -n '#include "portable' src/cpu/*; then complain "src/cpu includes a fil
 if grep -nE '#include "(cpu|cuda|gpu|triton)/' src/*.[ch]; then complain "src includes a file of a wing"; fi
 if grep -nE '#include ".*(cpu/|portable|triton)' src/cuda/*; then complain "src/cuda includes a file of another wing"; fi
 if grep -nE '#include ".*(cuda|gpu/|triton)' src/cpu/*; then complain "src/cpu includes a file of another wing"; fi
+if grep -nE '#include ".*(cpu/|cuda/|portable)' src/triton/*.[ch]; then complain "src/triton includes a file of another wing"; fi
 # Drivers and devices: what stands on them is not known there.
 if grep -nE '#include ".*(cpu/|cuda/|portable|triton)' src/gpu/*; then complain "src/gpu includes a file of a wing"; fi
 # Kernels know the device through device.h alone, so that they can be emulated; the host knows no device words, and no

@@ -97,7 +97,7 @@ typedef struct rn_impl {
   const char *(*why_not)(const rn_problem *p);
   size_t (*workspace_bytes)(const rn_problem *p);
   rmsnorm_status (*run)(const rn_problem *p, void *stream);
-  /* Of the first implementation of a device other than the CPU; else NULL. Asked only when the machine can run it. */
+  /* Of an implementation for a device other than the CPU; else NULL. Asked only when the machine can run it. */
   rmsnorm_status (*zero)(void *data, size_t bytes, void *stream); /* queues zeros */
   rmsnorm_status (*preload)(void);
 } rn_impl;
@@ -105,8 +105,10 @@ typedef struct rn_impl {
 /* select.c */
 const rn_impl *rn_impl_at(int i); /* NULL past the last */
 const rn_impl *rn_impl_named(const char *name);
-/* The first implementation for this device, if the machine can run it; NULL with *status and last_error set. */
+/* The first implementation for this device that the machine can run; NULL with *status and last_error set. */
 const rn_impl *rn_impl_for_device(int32_t device, rmsnorm_status *status);
+/* All kernels of all implementations for this device that the machine can run. */
+rmsnorm_status rn_preload(int32_t device);
 /* The first implementation that takes p, or the forced one; NULL with *status and last_error set. */
 const rn_impl *rn_select(const rn_problem *p, rmsnorm_status *status);
 rmsnorm_status rn_explain(const rn_problem *p, char *text, size_t bytes);
@@ -140,6 +142,9 @@ void rn_portable_statistic(const rn_problem *p, int64_t row, int64_t group, floa
 
 /* cuda/cuda.c */
 extern const rn_impl rn_impl_cuda;
+
+/* triton/cuda_triton.c, hip_triton.c */
+extern const rn_impl rn_impl_triton, rn_impl_triton_hip;
 
 /* cpu/cpu.c */
 extern const rn_impl rn_impl_avx512, rn_impl_avx2, rn_impl_neon;

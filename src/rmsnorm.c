@@ -112,10 +112,7 @@ rmsnorm_status rmsnorm_backward_workspace_bytes(const rmsnorm_backward_args *arg
 rmsnorm_status rmsnorm_preload(int32_t device) {
   if (device < RMSNORM_DEVICE_CPU || device > RMSNORM_DEVICE_HIP)
     return rn_error(RMSNORM_ERROR_ENUM, "device: expected CPU (0), CUDA (1) or HIP (2), found %" PRId32, device);
-  if (device == RMSNORM_DEVICE_CPU) return RMSNORM_OK;
-  rmsnorm_status status;
-  const rn_impl *impl = rn_impl_for_device(device, &status);
-  return impl != NULL ? impl->preload() : status;
+  return device == RMSNORM_DEVICE_CPU ? RMSNORM_OK : rn_preload(device);
 }
 
 static rmsnorm_status check_op(int op, const void *args, rn_problem *p) {

@@ -11,8 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Where the build has no kernels, a row says why. */
 #ifndef RN_HAVE_CUDA
-/* The row that says why there is none. */
 #ifndef RN_NO_CUDA
 #define RN_NO_CUDA "it was made of the portable sources alone"
 #endif
@@ -22,8 +22,23 @@ static const char *no_cuda(void) {
 const rn_impl rn_impl_cuda = {.name = "cuda", .device = RMSNORM_DEVICE_CUDA, .machine_why_not = no_cuda};
 #endif
 
+#ifndef RN_HAVE_TRITON
+#ifndef RN_NO_TRITON
+#define RN_NO_TRITON "it was made of the portable sources alone"
+#endif
+static const char *no_triton(void) {
+  return "this build has no Triton kernels: " RN_NO_TRITON;
+}
+static const char *no_triton_hip(void) {
+  return "this build has no kernels for HIP devices, which are made with Triton: " RN_NO_TRITON;
+}
+const rn_impl rn_impl_triton = {.name = "triton", .device = RMSNORM_DEVICE_CUDA, .machine_why_not = no_triton};
+const rn_impl rn_impl_triton_hip = {
+    .name = "triton-hip", .device = RMSNORM_DEVICE_HIP, .machine_why_not = no_triton_hip};
+#endif
+
 static const rn_impl *const table[] = {
-    &rn_impl_cuda,
+    &rn_impl_cuda,     &rn_impl_triton, &rn_impl_triton_hip,
 #ifdef RN_HAVE_AVX512
     &rn_impl_avx512,
 #endif
@@ -117,19 +132,29 @@ static const char *forced_by(const rn_problem *p) {
   return p->impl != NULL ? "impl" : "RMSNORM_IMPL";
 }
 
-static const char *device_why_not(const rn_impl *impl, const rn_problem *p) {
-  if (impl->device == p->device) return NULL;
-  if (impl->device == RMSNORM_DEVICE_CUDA)
-    return p->device == RMSNORM_DEVICE_CPU ? "runs on CUDA devices, the tensors are on the CPU"
-                                           : "runs on CUDA devices, the tensors are on a HIP device";
-  return p->device == RMSNORM_DEVICE_CUDA ? "runs on the CPU, the tensors are on a CUDA device"
-                                          : "runs on the CPU, the tensors are on a HIP device";
-}
+/* [where it runs][where the tensors are] */
+static const char *const other_device[3][3] = {
+    {NULL, "runs on the CPU, the tensors are on a CUDA device", "runs on the CPU, the tensors are on a HIP device"},
+    {"runs on CUDA devices, the tensors are on the CPU", NULL, "runs on CUDA devices, the tensors are on a HIP device"},
+    {"runs on HIP devices, the tensors are on the CPU", "runs on HIP devices, the tensors are on a CUDA device", NULL}};
 
 static const char *why_not(const rn_impl *impl, const rn_problem *p) {
-  const char *reason = device_why_not(impl, p);
+  const char *reason = other_device[impl->device][p->device];
   if (reason == NULL) reason = impl->machine_why_not();
   return reason != NULL ? reason : impl->why_not(p);
+}
+
+/* Of implementations that all refuse, the one whose reason says most: the last one that this machine can run, which is
+ * the most general; else one that the build has. */
+SELDOM const rn_impl *most_telling(int32_t device) {
+  const rn_impl *best = NULL;
+  int rank = 0;
+  for (int i = 0; i < IMPLS; i++) {
+    if (table[i]->device != device) continue;
+    const int its = table[i]->machine_why_not() == NULL ? 3 : table[i]->why_not != NULL ? 2 : 1;
+    if (its == 3 || its > rank) best = table[i], rank = its;
+  }
+  return best;
 }
 
 /* Why there is nothing for this problem, where it is known that there is nothing. */
@@ -140,12 +165,9 @@ SELDOM rmsnorm_status refuse(const rn_problem *p) {
     return rn_error(RMSNORM_ERROR_UNSUPPORTED, "%s forces \"%s\", which does not take this: %s", forced_by(p),
                     table[choice]->name, why_not(table[choice], p));
   if (choice == NOT_FORCED) {
-    /* Every implementation refused; the last one for a device is the most general, so its reason says most. */
-    int last = IMPLS - 1;
-    for (int i = 0; i < IMPLS; i++)
-      if (table[i]->device == p->device) last = i;
-    return rn_error(RMSNORM_ERROR_UNSUPPORTED, "no implementation of this build takes this; \"%s\": %s",
-                    table[last]->name, why_not(table[last], p));
+    const rn_impl *impl = most_telling(p->device);
+    return rn_error(RMSNORM_ERROR_UNSUPPORTED, "no implementation of this build takes this; \"%s\": %s", impl->name,
+                    why_not(impl, p));
   }
   if (p->impl != NULL)
     return rn_error(RMSNORM_ERROR_UNKNOWN_IMPL, "impl: this build has no implementation \"%.64s\"; it has %s", p->impl,
@@ -184,12 +206,28 @@ const rn_impl *rn_select(const rn_problem *p, rmsnorm_status *status) {
 }
 
 const rn_impl *rn_impl_for_device(int32_t device, rmsnorm_status *status) {
-  const rn_impl *impl = NULL;
-  for (int i = IMPLS - 1; i >= 0; i--)
-    if (table[i]->device == device) impl = table[i];
-  const char *reason = impl != NULL ? impl->machine_why_not() : "this build has nothing for such devices";
-  *status = reason == NULL ? RMSNORM_OK : rn_error(RMSNORM_ERROR_UNSUPPORTED, "device: %s", reason);
-  return reason == NULL ? impl : NULL;
+  *status = RMSNORM_OK;
+  for (int i = 0; i < IMPLS; i++)
+    if (table[i]->device == device && table[i]->machine_why_not() == NULL) return table[i];
+  *status = rn_error(RMSNORM_ERROR_UNSUPPORTED, "device: %s", most_telling(device)->machine_why_not());
+  return NULL;
+}
+
+/* One that has nothing for this very device does not matter where another one has. */
+rmsnorm_status rn_preload(int32_t device) {
+  rmsnorm_status status;
+  bool any = false;
+  if (rn_impl_for_device(device, &status) == NULL) return status;
+  for (int i = 0; i < IMPLS; i++) {
+    if (table[i]->device != device || table[i]->machine_why_not() != NULL) continue;
+    const rmsnorm_status its = table[i]->preload();
+    if (its != RMSNORM_OK && its != RMSNORM_ERROR_UNSUPPORTED) return its;
+    if (its == RMSNORM_OK)
+      any = true;
+    else
+      status = its;
+  }
+  return any ? RMSNORM_OK : status;
 }
 
 rmsnorm_status rn_explain(const rn_problem *p, char *text, size_t bytes) {
@@ -208,17 +246,17 @@ rmsnorm_status rn_explain(const rn_problem *p, char *text, size_t bytes) {
     const char *reason = why_not(impl, p);
     int n;
     if (impl == chosen && by_force != NULL)
-      n = snprintf(line, sizeof line, "%-9s runs: forced by %s\n", impl->name, forced_by(p));
+      n = snprintf(line, sizeof line, "%-10s runs: forced by %s\n", impl->name, forced_by(p));
     else if (impl == chosen)
-      n = snprintf(line, sizeof line, "%-9s runs: the first that takes this\n", impl->name);
+      n = snprintf(line, sizeof line, "%-10s runs: the first that takes this\n", impl->name);
     else if (reason != NULL)
-      n = snprintf(line, sizeof line, "%-9s %s: %s\n", impl->name, impl == by_force ? "forced, but can not" : "can not",
-                   reason);
+      n = snprintf(line, sizeof line, "%-10s %s: %s\n", impl->name,
+                   impl == by_force ? "forced, but can not" : "can not", reason);
     else if (by_force != NULL)
-      n = snprintf(line, sizeof line, "%-9s does not run: %s forces \"%s\"\n", impl->name, forced_by(p),
+      n = snprintf(line, sizeof line, "%-10s does not run: %s forces \"%s\"\n", impl->name, forced_by(p),
                    by_force->name);
     else
-      n = snprintf(line, sizeof line, "%-9s does not run: \"%s\" comes first\n", impl->name, chosen->name);
+      n = snprintf(line, sizeof line, "%-10s does not run: \"%s\" comes first\n", impl->name, chosen->name);
     if (n >= (int)sizeof line) n = (int)sizeof line - 1;
     size_t room = used < bytes ? bytes - used : 0;
     if (room > 0) snprintf(text + used, room, "%s", line);

@@ -193,7 +193,7 @@ static void test_portable(void) {
   a.y = rmsnorm_output(&out, RMSNORM_DTYPE_F32, 1);
   EXPECT(rmsnorm_impl_for(RMSNORM_OP_FORWARD, &a, &name) == RMSNORM_OK && strcmp(name, "portable") == 0);
   EXPECT(rmsnorm_explain(RMSNORM_OP_FORWARD, &a, text, sizeof text) == RMSNORM_OK);
-  EXPECT(strstr(text, "portable  runs: forced by RMSNORM_IMPL\n") != NULL);
+  EXPECT(strstr(text, "portable   runs: forced by RMSNORM_IMPL\n") != NULL);
   a.impl = "unheard-of";
   EXPECT(rmsnorm_impl_for(RMSNORM_OP_FORWARD, &a, &name) == RMSNORM_ERROR_UNKNOWN_IMPL);
 }

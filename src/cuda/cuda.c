@@ -37,16 +37,11 @@ static rmsnorm_status run(const rn_problem *p, void *stream) {
   return status;
 }
 
-static rmsnorm_status zero(void *data, size_t bytes, void *stream) {
-  int error = rn_driver_get()->memset8((uintptr_t)data, 0, bytes, stream);
-  return error == RN_CU_SUCCESS ? RMSNORM_OK : rn_driver_error(error, "setting dweight to zero", "");
-}
-
 const rn_impl rn_impl_cuda = {.name = "cuda",
                               .device = RMSNORM_DEVICE_CUDA,
                               .machine_why_not = rn_driver_why_not,
                               .why_not = why_not,
                               .workspace_bytes = rn_cuda_workspace_bytes,
                               .run = run,
-                              .zero = zero,
+                              .zero = rn_driver_zero,
                               .preload = rn_loader_preload};

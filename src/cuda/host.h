@@ -6,7 +6,7 @@
 #ifndef RN_CUDA_HOST_H
 #define RN_CUDA_HOST_H
 
-#include "../gpu/driver.h"
+#include "../gpu/cuda_driver.h"
 #include "plan.h"
 
 /* loader.c

@@ -136,17 +136,6 @@ rmsnorm_status rn_loader_launch(const rn_cuda_step *step, const rn_place *place,
   return error == RN_CU_SUCCESS ? RMSNORM_OK : rn_driver_error(error, "launching ", list[step->kernel].name);
 }
 
-/* A handle alone loads nothing into a context yet. Before 12.4 asking for an attribute does it. */
-static int load_into_context(void *handle) {
-  const rn_driver *driver = rn_driver_get();
-  void *function;
-  int ignored, error = driver->kernel_function(&function, handle);
-  if (error != RN_CU_SUCCESS) return error;
-  return driver->function_load != NULL
-             ? driver->function_load(function)
-             : driver->function_attribute(&ignored, RN_CU_KERNEL_STATIC_SHARED_BYTES, function);
-}
-
 rmsnorm_status rn_loader_preload(void) {
   rn_place place;
   rmsnorm_status status = rn_place_of_context(&place);
@@ -155,7 +144,7 @@ rmsnorm_status rn_loader_preload(void) {
     if (rn_cuda_images[list[kernel].family] == NULL) continue;
     status = ready_kernel(kernel, &place, &handle);
     if (status != RMSNORM_OK) break;
-    int error = load_into_context(handle);
+    int error = rn_driver_load_kernel(handle);
     if (error != RN_CU_SUCCESS) status = rn_driver_error(error, "loading ", list[kernel].name);
   }
   return status;

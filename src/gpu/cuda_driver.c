@@ -1,13 +1,13 @@
-/* driver.c - finds the CUDA driver when it is first needed, and says in words why it can not be used.
+/* cuda_driver.c - finds the CUDA driver when it is first needed, and says in words why it can not be used.
  *
  * Nothing is linked: the library runs on machines without a GPU. Entry points are asked for by name and version, so
- * that a newer driver answers with the functions whose types driver.h has.
+ * that a newer driver answers with the functions whose types cuda_driver.h has.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* secure_getenv */
 #endif
-#include "driver.h"
+#include "cuda_driver.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The interface that driver.h is written after: the first with libraries of kernels that belong to no context. */
+/* The interface that cuda_driver.h is written after: the first with libraries of kernels that belong to no context. */
 enum { OLDEST = 12000 };
 
 static const struct entry {
@@ -43,6 +43,7 @@ static const struct entry {
     ENTRY("cuLaunchKernelEx", launch),
     ENTRY("cuMemsetD8Async", memset8),
     {"cuFuncLoad", 12040, offsetof(rn_driver, function_load), true},
+    {"cuKernelGetParamInfo", 12040, offsetof(rn_driver, kernel_parameter), true},
 };
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -140,6 +141,20 @@ rmsnorm_status rn_driver_error(int error, const char *what, const char *of) {
       hint = "; call rmsnorm_preload before a graph is captured";
   }
   return rn_error(RMSNORM_ERROR_DEVICE, "CUDA: %s%s: %s (%d)%s", what, of, error_name(error), error, hint);
+}
+
+/* Before 12.4 asking for an attribute does it. */
+int rn_driver_load_kernel(void *kernel) {
+  void *function;
+  int ignored, error = driver.kernel_function(&function, kernel);
+  if (error != RN_CU_SUCCESS) return error;
+  return driver.function_load != NULL ? driver.function_load(function)
+                                      : driver.function_attribute(&ignored, RN_CU_KERNEL_STATIC_SHARED_BYTES, function);
+}
+
+rmsnorm_status rn_driver_zero(void *data, size_t bytes, void *stream) {
+  int error = driver.memset8((uintptr_t)data, 0, bytes, stream);
+  return error == RN_CU_SUCCESS ? RMSNORM_OK : rn_driver_error(error, "setting dweight to zero", "");
 }
 
 /* ------------------------------------------------------------------------------------------------------------------

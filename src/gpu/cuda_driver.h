@@ -1,11 +1,11 @@
-/* driver.h - the part of NVIDIA's driver that the library uses, found at run time; no header of CUDA is needed.
+/* cuda_driver.h - the part of NVIDIA's driver that the library uses, found at run time; no header of CUDA is needed.
  *
  * It knows devices and entry points, no kernels and no problems: src/cuda and src/triton both stand on it. What a
  * thread has made current is used and never changed.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#ifndef RN_GPU_DRIVER_H
-#define RN_GPU_DRIVER_H
+#ifndef RN_GPU_CUDA_DRIVER_H
+#define RN_GPU_CUDA_DRIVER_H
 
 #include "../internal.h"
 
@@ -15,6 +15,7 @@
 /* What the driver's functions answer; those that are told apart here. */
 enum {
   RN_CU_SUCCESS = 0,
+  RN_CU_INVALID_VALUE = 1,
   RN_CU_NO_DEVICE = 100,
   RN_CU_INVALID_IMAGE = 200,
   RN_CU_INVALID_CONTEXT = 201,
@@ -71,7 +72,8 @@ typedef struct rn_driver {
   int (*set_kernel_attribute)(int attribute, int value, void *kernel, int device);
   int (*kernel_function)(void **function, void *kernel); /* in the current context */
   int (*function_attribute)(int *value, int attribute, void *function);
-  int (*function_load)(void *function); /* NULL before 12.4 */
+  int (*function_load)(void *function); /* NULL before 12.4, as the next one */
+  int (*kernel_parameter)(void *kernel, size_t index, size_t *offset, size_t *bytes);
   int (*launch)(const rn_cu_launch_config *config, void *kernel, void **params, void **extra);
   int (*memset8)(unsigned long long at, unsigned char value, size_t bytes, void *stream);
   int version; /* 12040 = 12.4 */
@@ -83,6 +85,11 @@ const char *rn_driver_why_not(void);
 const rn_driver *rn_driver_get(void);
 /* RMSNORM_ERROR_DEVICE, with the name and the number of the driver's error behind `what`. */
 rmsnorm_status rn_driver_error(int error, const char *what, const char *of);
+
+/* Loads into the current context what a handle alone does not load yet; answers as the driver does. */
+int rn_driver_load_kernel(void *kernel);
+/* Queues zeros. */
+rmsnorm_status rn_driver_zero(void *data, size_t bytes, void *stream);
 
 /* What a launch may ask for: the facts of a device. */
 typedef struct rn_driver_device {
@@ -96,4 +103,4 @@ rmsnorm_status rn_driver_device_of_context(rn_driver_device *device);
 /* The same without an error: device 0 stands in when no context is current. false: not even that can be asked. */
 bool rn_driver_device_to_explain(rn_driver_device *device);
 
-#endif /* RN_GPU_DRIVER_H */
+#endif /* RN_GPU_CUDA_DRIVER_H */

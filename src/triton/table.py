@@ -1,0 +1,215 @@
+#!/usr/bin/env python3
+"""table.py DIR - from DIR/manifest.json, which aot.py writes, to DIR/triton_table.c: the table of triton.h, and the
+binaries inside the library.
+
+Whatever the manifest says of a binary and the binary itself tells too has to agree: the digest, and how many bytes of
+arguments the kernel reads. A launch hands over as much as the manifest says, so a difference must end the build.
+
+SPDX-License-Identifier: Apache-2.0"""
+import hashlib
+import json
+import re
+import struct
+import sys
+from pathlib import Path
+
+FAMILIES = ("forward_row", "forward_long", "backward_rows", "dweight_sum", "general_forward", "general_backward_sums",
+            "general_backward_dweight", "general_backward_dx")
+FACTS = ("type", "residual", "lanes", "steps", "row_lanes")
+KINDS = {"i64": "I64", "i32": "I32", "fp32": "F32"}
+WIDTHS = {"I64": 8, "I32": 4, "F32": 4, "POINTER": 8}
+DEVICES = {"sm_": "RMSNORM_DEVICE_CUDA", "gfx": "RMSNORM_DEVICE_HIP"}
+MOST_PARAMETERS = 96  # RN_TRITON_PARAMETERS
+
+
+class Unfit(Exception):
+    """What the manifest says can not be."""
+
+
+def require(holds: bool, what: str) -> None:
+    if not holds:
+        raise Unfit(what)
+
+
+def kind_of(parameter: dict) -> str:
+    kind = parameter["type"]
+    require(kind.startswith("*") or kind in KINDS, f"parameter {parameter['name']}: no such type as {kind}")
+    return "POINTER" if kind.startswith("*") else KINDS[kind]
+
+
+def argument_bytes(variant: dict) -> int:
+    """Where the last argument ends, each at a multiple of its width."""
+    end = 0
+    for kind in [kind_of(p) for p in variant["parameters"]] + ["POINTER"] * variant["hidden_pointers"]:
+        width = WIDTHS[kind]
+        end = (end + width - 1) // width * width + width
+    return end
+
+
+# ---- what a binary tells of itself -----------------------------------------------------------------------------------
+
+def sections(image: bytes) -> list[tuple[str, int, int, int, int]]:
+    """(name, type, offset, size, link) of every section of a 64-bit ELF file."""
+    require(image[:5] == b"\x7fELF\x02", "it is no 64-bit ELF file")
+    table, = struct.unpack_from("<Q", image, 40)
+    entry, count, names = struct.unpack_from("<HHH", image, 58)
+    raw = [struct.unpack_from("<IIQQQQII", image, table + i * entry) for i in range(count)]
+    at = raw[names][4]
+    return [(text_at(image, at + s[0]), s[1], s[4], s[5], s[6]) for s in raw]
+
+
+def text_at(image: bytes, at: int) -> str:
+    return image[at:image.index(b"\0", at)].decode()
+
+
+def arguments_of_cubin(image: bytes, entry: str) -> int:
+    """EIATTR_CBANK_PARAM_SIZE of the kernel's .nv.info: a run of (format, attribute, 16-bit value or size, data)."""
+    for name, _, at, size, _ in sections(image):
+        if name != ".nv.info." + entry:
+            continue
+        end = at + size
+        while at < end:
+            form, attribute, value = struct.unpack_from("<BBH", image, at)
+            if (form, attribute) == (3, 0x19):
+                return value
+            at += 4 + (value if form == 4 else 0)
+    raise Unfit("it does not tell the size of its arguments")
+
+
+def arguments_of_code_object(image: bytes, entry: str) -> int:
+    """kernarg_size of the kernel's descriptor, the symbol ENTRY.kd."""
+    all_sections = sections(image)
+    for _, kind, at, size, link in all_sections:
+        if kind not in (2, 11):  # SHT_SYMTAB, SHT_DYNSYM
+            continue
+        for symbol in range(at, at + size, 24):
+            name, _, _, _, address, _ = struct.unpack_from("<IBBHQQ", image, symbol)
+            if text_at(image, all_sections[link][2] + name) == entry + ".kd":
+                return struct.unpack_from("<I", image, file_offset(image, address) + 8)[0]
+    raise Unfit(f"it has no {entry}.kd")
+
+
+def file_offset(image: bytes, address: int) -> int:
+    """Of an address, through the segments."""
+    table, = struct.unpack_from("<Q", image, 32)
+    entry, count = struct.unpack_from("<HH", image, 54)
+    for i in range(count):
+        kind, _, offset, first, _, size = struct.unpack_from("<IIQQQQ", image, table + i * entry)
+        if kind == 1 and first <= address < first + size:
+            return offset + address - first
+    raise Unfit("an address lies in no segment")
+
+
+def check_binary(variant: dict, folder: Path) -> None:
+    image = (folder / variant["file"]).read_bytes()
+    require(hashlib.sha256(image).hexdigest() == variant["sha256"], "it is not the file that the manifest describes")
+    said = argument_bytes(variant)
+    if variant["target"].startswith("gfx"):
+        found = arguments_of_code_object(image, variant["entry"])
+        said = (said + 7) // 8 * 8
+    else:
+        found = arguments_of_cubin(image, variant["entry"])
+    require(found == said, f"its arguments are {found} bytes, those of the manifest {said}")
+
+
+# ---- the table -------------------------------------------------------------------------------------------------------
+
+def check(variant: dict) -> None:
+    require(variant["family"] in FAMILIES, f"no such family as {variant['family']}")
+    require(set(variant["when"]) <= set(FACTS), f"unknown facts: {sorted(set(variant['when']) - set(FACTS))}")
+    require(variant["global_scratch"] == 0 and variant["profile_scratch"] == 0, "it wants memory of its own")
+    require(len(variant["parameters"]) + variant["hidden_pointers"] <= MOST_PARAMETERS, "too many parameters")
+    require(re.fullmatch(r"[A-Za-z0-9_.]+", variant["file"]) is not None, "a file name with odd letters")
+
+
+def parameters_text(variant: dict) -> str:
+    return ", ".join(f"{{RN_TRITON_{p['name']}, RN_TRITON_{kind_of(p)}, {p.get('align', 0)}}}"
+                     for p in variant["parameters"])
+
+
+def arch_text(target: str) -> str:
+    return target[3:] if target.startswith("sm_") else "0x" + target[3:]
+
+
+def order(variant: dict) -> tuple:
+    return (variant["target"], FAMILIES.index(variant["family"]), variant["name"])
+
+
+def embedded(variants: list[dict]) -> list[str]:
+    return [f'EMBED({i}, {4096 if v["target"].startswith("gfx") else 64}, "{v["file"]}")'
+            for i, v in enumerate(variants)]
+
+
+def kernel_text(i: int, v: dict, lists: dict[str, int]) -> str:
+    facts = "".join(f", .{name} = {v['when'].get(name, 0)}" for name in FACTS)
+    return (f'    {{.name = "{v["name"]}", .entry = "{v["entry"]}", .image = rn_triton_image_{i}, '
+            f'.parameters = list{lists[parameters_text(v)]}, .count = {len(v["parameters"])}, '
+            f'.hidden = {v["hidden_pointers"]}, .family = RN_TRITON_{v["family"]}, '
+            f'.any_grid = {v.get("any_grid", 0)}, .warps = {v["warps"]}, .wave = {v["warp_size"]}, '
+            f'.shared = {v["shared"]}{facts}, .tile_rows = {v["tile_rows"]}, .tile_cols = {v["tile_cols"]}}},')
+
+
+def targets_text(variants: list[dict]) -> list[str]:
+    names = [v["target"] for v in variants]
+    return [f"    {{{DEVICES[t[:3]]}, {arch_text(t)}, {names.index(t)}, {names.count(t)}}}," for t in sorted(set(names))]
+
+
+HEAD = """/* triton_table.c - made by src/triton/table.py from manifest.json.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "triton.h"
+
+#ifdef RN_TRITON_FOLDER
+#define EMBED(number, alignment, file)                                                                                 \\
+  __asm__(".pushsection .rodata\\n"                                                                                     \\
+          ".hidden rn_triton_image_" #number "\\n"                                                                      \\
+          ".globl rn_triton_image_" #number "\\n"                                                                       \\
+          ".type rn_triton_image_" #number ", %object\\n"                                                               \\
+          ".balign " #alignment "\\n"                                                                                   \\
+          "rn_triton_image_" #number ":\\n"                                                                             \\
+          ".incbin \\"" RN_TRITON_FOLDER "/" file "\\"\\n"                                                                \\
+          ".size rn_triton_image_" #number ", . - rn_triton_image_" #number "\\n"                                       \\
+          ".popsection\\n");                                                                                            \\
+  extern const unsigned char rn_triton_image_##number[] __attribute__((visibility("hidden")));
+#else /* a test without binaries: what there is of one is its file's name */
+#define EMBED(number, alignment, file) static const unsigned char rn_triton_image_##number[] = file;
+#endif
+"""
+
+
+def table(manifest: dict) -> str:
+    variants = manifest["variants"]
+    lists: dict[str, int] = {}
+    for v in variants:
+        lists.setdefault(parameters_text(v), len(lists))
+    lines = [HEAD, *embedded(variants), ""]
+    lines += [f"static const rn_triton_parameter list{i}[] = {{{text}}};" for text, i in lists.items()]
+    lines += ["", "const rn_triton_kernel rn_triton_kernels[] = {"]
+    lines += [kernel_text(i, v, lists) for i, v in enumerate(variants)]
+    lines += ["};", "const rn_triton_target rn_triton_targets[] = {", *targets_text(variants), "    {0, 0, 0, 0}};"]
+    lines += [f"rn_triton_loaded rn_triton_loads[{len(variants)}];"]
+    lines += [f'const char rn_triton_version[] = "{manifest["triton"]}";', ""]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
+        print(__doc__)
+        return 2
+    folder = Path(sys.argv[1])
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["variants"].sort(key=order)
+    for variant in manifest["variants"]:
+        try:
+            check(variant)
+            if "--without-binaries" not in sys.argv[2:]:
+                check_binary(variant, folder)
+        except Unfit as reason:
+            print(f"table.py: {variant.get('file')}: {reason}", file=sys.stderr)
+            return 1
+    (folder / "triton_table.c").write_text(table(manifest))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
