@@ -280,6 +280,16 @@ static unsigned char *map_file(const char *path, size_t *bytes, FILE *err) {
   return file;
 }
 
+bool rn_index_file(rn_index *index, const char *path, FILE *err) {
+  size_t bytes = 0;
+  unsigned char *file = map_file(path, &bytes, err);
+  memset(index, 0, sizeof *index);
+  if (file == NULL) return false;
+  const bool good = rn_index_read(index, path, file, bytes, err);
+  munmap(file, bytes);
+  return good;
+}
+
 bool rn_tensor_read(const char *spec, int dtype, rn_tensor *tensor, rn_model_facts *facts, FILE *err) {
   size_t path_length, bytes = 0;
   const char *name = rn_spec_split(spec, &path_length);

@@ -99,6 +99,8 @@ typedef struct rn_index {
  * has to be freed in either case. */
 bool rn_index_read(rn_index *index, const char *path, const unsigned char *file, size_t bytes, FILE *err);
 void rn_index_free(rn_index *index);
+/* rn_index_file - the same of a file on disk, which may change afterwards: what is loaded later is checked again. */
+bool rn_index_file(rn_index *index, const char *path, FILE *err);
 /* rn_index_load - the tensor called `name` (NULL: the only one) out of an indexed file. */
 bool rn_index_load(const rn_index *index, const char *path, const unsigned char *file, const char *name, int dtype,
                    rn_tensor *tensor, FILE *err);

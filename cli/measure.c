@@ -155,6 +155,8 @@ static void settle_factors(rn_measured *m, const counts *t) {
     if (factor < f->col_least) f->col_least = factor;
     if (factor > f->col_most) f->col_most = factor;
   }
+  const double aa = t->whole.bb + 2 * t->whole.db + t->whole.dd, product = sqrt(aa) * sqrt(t->whole.bb);
+  m->cosine = product > 0 && isfinite(product) ? (t->whole.bb + t->whole.db) / product : t->whole.dd > 0 ? 0 : 1;
   if (!(t->whole.dd > 0) || !isfinite(t->whole.dd + t->whole.bb)) return;
   if (m->elements >= FACTOR_ELEMENTS) f->whole = 1 - whole / t->whole.dd;
   if (m->cols >= FACTOR_ELEMENTS) f->by_row = 1 - t->rows_left.dd / t->whole.dd;

@@ -11,6 +11,8 @@
 enum { BAR = 32 };
 /* Shares of the squared difference from which on a factor is worth a line. */
 #define FACTOR_SHARE 0.9
+/* A cosine below which no rounding and no factor made the one from the other. */
+#define UNLIKE 0.8
 /* Standard errors beyond which a bias is no chance. */
 #define SURE 5
 
@@ -23,9 +25,9 @@ static void print_types(FILE *out, const rn_measured *m) {
     fprintf(out, ", and all values are %s", rmsnorm_dtype_name(m->dtype));
   if (m->reshaped) fprintf(out, "; the shapes differ, the numbers of elements do not");
   fputc('\n', out);
-  if (m->narrow_a != m->dtype_a && !m->narrowed && m->rounded)
+  if (m->narrow_a != m->dtype_a && !m->narrowed)
     fprintf(out, "  every value of a is a value of %s\n", rmsnorm_dtype_name(m->narrow_a));
-  if (m->narrow_b != m->dtype_b && !m->narrowed && m->rounded)
+  if (m->narrow_b != m->dtype_b && !m->narrowed)
     fprintf(out, "  every value of b is a value of %s\n", rmsnorm_dtype_name(m->narrow_b));
 }
 
@@ -97,6 +99,11 @@ static void print_factors(FILE *out, const rn_measured *m) {
             f->col_least, f->col_most, 100 * f->by_col);
 }
 
+static void print_alike(FILE *out, const rn_measured *m) {
+  if (m->cosine < UNLIKE)
+    fprintf(out, "cosine  %.3f: a and b are hardly the same quantity, or in another order\n", m->cosine);
+}
+
 static void print_special(FILE *out, const rn_measured *m) {
   const rn_specials *s = &m->specials;
   if (s->nan_a + s->nan_b > 0) {
@@ -147,6 +154,7 @@ void rn_measured_print(FILE *out, const rn_measured *m) {
     print_classes(out, m);
     print_bias(out, m);
     print_factors(out, m);
+    print_alike(out, m);
   }
   print_special(out, m);
   print_plan(out, m);
@@ -212,6 +220,7 @@ void rn_measured_json(FILE *out, const rn_measured *m) {
   put_number(out, "mean_ulp", m->mean_ulp), put_number(out, "bias_ulp", m->bias_ulp);
   put_number(out, "away_ulp", m->away_ulp), put_number(out, "away_sure", m->away_sure);
   put_number(out, "relative", m->relative), put_number(out, "largest_relative", m->largest_relative);
+  put_number(out, "cosine", m->cosine);
   put_count(out, "rows_four", m->rows_four), put_count(out, "rows_one_way", m->rows_one_way);
   fprintf(out, ",\"factors\":{\"factor\":%.9g", m->factors.factor);
   put_number(out, "whole", m->factors.whole), put_number(out, "by_row", m->factors.by_row);
