@@ -116,7 +116,7 @@ static void walk(job *j) {
 static int picture(const job *j) {
   if (j->svg == NULL || !j->walk.measured) return 0;
   FILE *out = fopen(j->svg, "w");
-  const bool good = out != NULL && rn_picture_svg(out, &j->walk.picture, j->walk.found->norm->name);
+  const bool good = out != NULL && rn_picture_svg(out, &j->walk.fine, j->walk.found->norm->name);
   if ((out == NULL || fclose(out) == 0) && good) return 0;
   return rn_trouble("bisect", "%s: can not be written", j->svg);
 }

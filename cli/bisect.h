@@ -139,7 +139,7 @@ typedef struct rn_walk {
   char expected[RN_DIFF_TEXT]; /* what the reference does there, in words; "" = not known */
   bool measured, diffed;
   rn_measured measure;
-  rn_picture picture;
+  rn_picture picture, fine; /* for the terminal, for a file */
   rn_diff_result diff;
 } rn_walk;
 

@@ -18,7 +18,7 @@ typedef struct norm_data {
   rn_tensor of[RN_SIDES][RN_ROLES]; /* data NULL: not there */
   const char *weight_spec;
   rn_tensor weight;
-  bool same_inputs;
+  bool same_inputs; /* equal, or the one that there is serves for both */
 } norm_data;
 
 static rn_finding trouble(const rn_norm *norm) {
@@ -206,7 +206,8 @@ static const rn_convention *convention(rn_judge *j, const rn_norm *norm, const n
  * The judgement, and its account. */
 
 void rn_walk_forget(rn_walk *walk) {
-  if (walk->measured) rn_measured_free(&walk->measure), rn_picture_free(&walk->picture);
+  if (walk->measured) rn_measured_free(&walk->measure);
+  rn_picture_free(&walk->picture), rn_picture_free(&walk->fine);
   if (walk->diffed) rn_diff_free(&walk->diff);
   walk->measured = walk->diffed = false;
   walk->weight = walk->x = walk->against = NULL, walk->expected[0] = 0;
@@ -224,9 +225,9 @@ static bool account(rn_walk *walk, const norm_data *d) {
     walk->against = "what is right for the input of a";
   }
   if (!rn_measure(y, &against, &walk->measure, stderr)) return false;
-  walk->measured = rn_picture_make(&walk->picture, y, &against, RN_PICTURE_TEXT_ROWS, RN_PICTURE_TEXT_COLS, stderr);
-  if (!walk->measured) rn_measured_free(&walk->measure);
-  return walk->measured;
+  walk->measured = true;
+  return rn_picture_make(&walk->picture, y, &against, RN_PICTURE_TEXT_ROWS, RN_PICTURE_TEXT_COLS, stderr) &&
+         rn_picture_make(&walk->fine, y, &against, RN_PICTURE_SVG_ROWS, RN_PICTURE_SVG_COLS, stderr);
 }
 
 static rn_finding judge(rn_judge *j, const rn_norm *norm, norm_data *d, rn_walk *walk) {
@@ -242,20 +243,20 @@ static rn_finding judge(rn_judge *j, const rn_norm *norm, norm_data *d, rn_walk 
   if (!fill(j, d, RN_SIDE_A, x_side, &in)) return trouble(norm);
   const rn_convention *c = convention(j, norm, d);
   if (c->known) in.numerics_given = true, in.numerics = c->numerics, in.eps = c->eps;
-  const bool held_to_b = d->same_inputs || borrowed;
-  if (held_to_b) in.reference = given(&d->of[RN_SIDE_B][RN_ROLE_Y]);
+  d->same_inputs = d->same_inputs || borrowed;
+  if (d->same_inputs) in.reference = given(&d->of[RN_SIDE_B][RN_ROLE_Y]);
   rn_diff_result r;
   int status = explain(j, norm, &in, false, &r);
   const bool alike = status == 0 && c->explained && r.count > 0 && r.verdict != RN_DIFF_UNEXPLAINED &&
                      same_explanation(&r.explanation[0], &c->explanation);
   rn_finding finding = RN_FINDING_FAULT;
-  if (status == 0 && (alike || (is_good(r.verdict) && (c->known || !held_to_b))))
-    finding = held_to_b ? RN_FINDING_BENIGN : RN_FINDING_INPUTS;
+  if (status == 0 && (alike || (is_good(r.verdict) && (c->known || !d->same_inputs))))
+    finding = d->same_inputs ? RN_FINDING_BENIGN : RN_FINDING_INPUTS;
   if (status == 0 && finding == RN_FINDING_FAULT && r.verdict == RN_DIFF_UNEXPLAINED) {
     rn_diff_free(&r);
     status = explain(j, norm, &in, true, &r);
     if (r.verdict == RN_DIFF_UNEXPLAINED)
-      finding = held_to_b || c->verdict != RN_DIFF_UNEXPLAINED ? RN_FINDING_UNEXPLAINED : RN_FINDING_BLIND;
+      finding = d->same_inputs || c->verdict != RN_DIFF_UNEXPLAINED ? RN_FINDING_UNEXPLAINED : RN_FINDING_BLIND;
   }
   const bool told = finding == RN_FINDING_FAULT || finding == RN_FINDING_UNEXPLAINED;
   if (status != 0 || (!told && !(finding == RN_FINDING_BLIND && !walk->measured))) {

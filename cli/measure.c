@@ -179,20 +179,26 @@ static bool is_plan(const rn_extent *e) {
   return e->kind != RN_EXTENT_NONE && e->kind != RN_EXTENT_ALL && e->kind != RN_EXTENT_SCATTERED;
 }
 
+/* 2: a plan; 1: one that stands out of other errors; 0: none. */
+static int plan_rank(const rn_extent *rows, const rn_extent *cols) {
+  const bool row_plan = is_plan(rows), col_plan = is_plan(cols);
+  if (!row_plan && !col_plan) return 0;
+  return (row_plan && rows->denser) || (col_plan && cols->denser) ? 1 : 2;
+}
+
 /* The lowest floor above which rows or columns show a plan; else all errors count. */
 static bool settle_extents(rn_measured *m, const counts *t) {
-  int chosen = 0;
-  for (int f = 0; f < t->floors; f++) {
+  int chosen = 0, best = -1;
+  for (int f = 0; f < t->floors && best < 2; f++) {
     int64_t above = 0;
     for (int64_t r = 0; r < m->rows; r++) above += t->rows[f][r];
     if (f > 0 && (above < FLOOR_ERRORS || above == m->above)) continue;
     const rn_extent rows = rn_extent_find(t->rows[f], m->rows, m->cols);
     const rn_extent cols = rn_extent_find(t->cols[f], m->cols, m->rows);
-    const bool plan = is_plan(&rows) || is_plan(&cols);
-    if (f > 0 && !plan) continue;
-    chosen = f;
+    const int rank = plan_rank(&rows, &cols);
+    if (rank <= best) continue;
+    chosen = f, best = rank;
     m->floor = (uint64_t)floors[f], m->above = above, m->row_extent = rows, m->col_extent = cols;
-    if (plan) break;
   }
   const size_t rows = (size_t)m->rows * sizeof(int64_t), cols = (size_t)m->cols * sizeof(int64_t);
   m->row_errors = malloc(rows ? rows : 1), m->col_errors = malloc(cols ? cols : 1);

@@ -18,7 +18,7 @@
 /* Longest period that is looked for among all whole numbers; beyond, powers of two alone. */
 enum { PERIOD_ALL = 512 };
 /* A row counts as hit when it has more errors than this share of the worst one's: nothing at first, then a part. */
-static const double shares[] = {0, 0.25, 0.5};
+static const double shares[] = {0, 0.5, 0.25};
 
 typedef struct marks {
   const int64_t *errors;
@@ -77,6 +77,7 @@ static bool find_period(const marks *m, rn_extent *e) {
   bool *phases = malloc((size_t)e->length + 1);
   rn_extent best = *e;
   double best_fill = 0;
+  const double tried = (double)(e->length / 3 < PERIOD_ALL ? e->length / 3 : PERIOD_ALL);
   if (phases == NULL) return false;
   for (int64_t period = 2; period <= e->length / 3 && e->hit >= 4;
        period = period < PERIOD_ALL ? period + 1 : 2 * period) {
@@ -84,11 +85,12 @@ static bool find_period(const marks *m, rn_extent *e) {
     if (!find_run(m, period, phases, &here) || e->last - e->first < 2 * period) continue;
     const double fill = (double)e->hit / (double)places(e->length, &here);
     const double share = (double)here.run / (double)period;
-    const double chance = PERIOD_ALL * (double)period * pow(share, (double)e->hit);
+    const double chance = tried * (double)period * pow(share, (double)e->hit);
     if (fill >= 0.5 && chance < RARE && fill > best_fill * 1.1) best = here, best_fill = fill;
   }
   free(phases);
-  if (best_fill == 0) return false;
+  /* A range that is as full says more. */
+  if (best_fill < 1.25 * (double)e->hit / (double)(e->last - e->first + 1)) return false;
   *e = best, e->kind = RN_EXTENT_PERIODIC;
   return true;
 }
@@ -109,7 +111,7 @@ static rn_extent look(const marks *m, int64_t other) {
   if (e.length == 1 || e.hit == e.length) return e;
   if (e.hit == 1 && (few || !e.denser))
     e.kind = RN_EXTENT_ONE;
-  else if (!find_range(&e, few) && !(few && find_period(m, &e)) && few)
+  else if (!(few && find_period(m, &e)) && !find_range(&e, few) && few)
     e.kind = RN_EXTENT_SCATTERED;
   return e;
 }

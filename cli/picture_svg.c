@@ -1,5 +1,4 @@
-/* picture_svg.c - the picture as plain SVG: colour tells how far, opacity how many; every cell that has errors says its
- * numbers when pointed at.
+/* picture_svg.c - the picture as plain SVG: colour tells how far, opacity how many.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "picture_shades.h"
@@ -9,7 +8,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { WIDTH = 640, LEFT = 70, RIGHT = 20, TOP = 56, BOTTOM = 64, LEAST = 4, MOST = 24 };
+enum { WIDTH = 640, LEFT = 70, RIGHT = 20, TOP = 56, BOTTOM = 64, LEAST = 4, MOST = 24, STEPS = 5 };
 
 /* Text from outside: what XML gives a meaning, and control characters, are taken out of it. */
 static void put_text(FILE *out, const char *text) {
@@ -26,19 +25,34 @@ static void put_text(FILE *out, const char *text) {
   }
 }
 
-static void put_cell(FILE *out, const rn_picture *p, int r, int c, double x, double y, double w, double h) {
-  const rn_cell *cell = &p->cells[r * p->cell_cols + c];
-  const int shade = rn_shade_of(cell);
-  if (shade == 0) return;
+/* Paleness in steps, so that cells that look the same make one path, and neighbours one rectangle of it. */
+static int pale(const rn_cell *cell) {
   const double share = (double)cell->differ / (double)cell->elements;
-  fprintf(out,
-          "<rect x='%.2f' y='%.2f' width='%.2f' height='%.2f' fill='%s' fill-opacity='%.2f'><title>rows %" PRId64
-          " to %" PRId64 ", columns %" PRId64 " to %" PRId64 ": %" PRId64 " of %" PRId64 " differ",
-          x, y, w, h, rn_shades[shade].colour, 0.3 + 0.7 * sqrt(share), rn_picture_row(p, r),
-          rn_picture_row(p, r + 1) - 1, rn_picture_col(p, c), rn_picture_col(p, c + 1) - 1, cell->differ,
-          cell->elements);
-  if (cell->ulp > 0) fprintf(out, ", at most %" PRIu64 " ulp", cell->ulp);
-  fprintf(out, "%s</title></rect>\n", cell->nonfinite ? ", NaN or Inf on one side" : "");
+  return (int)ceil(STEPS * sqrt(share));
+}
+
+static bool looks(const rn_picture *p, int r, int c, int shade, int step) {
+  const rn_cell *cell = &p->cells[r * p->cell_cols + c];
+  return rn_shade_of(cell) == shade && pale(cell) == step;
+}
+
+static void put_cells(FILE *out, const rn_picture *p, int shade, int step) {
+  bool any = false;
+  for (int r = 0; r < p->cell_rows; r++)
+    for (int c = 0, end; c < p->cell_cols; c = end) {
+      for (end = c; end < p->cell_cols && looks(p, r, end, shade, step); end++) {
+      }
+      if (end == c) {
+        end++;
+        continue;
+      }
+      if (!any)
+        fprintf(out, "<path fill='%s' fill-opacity='%.2f' d='", rn_shades[shade].colour,
+                0.3 + 0.7 * step / (double)STEPS);
+      any = true;
+      fprintf(out, "M%d %dh%dv1h-%dz", c, r, end - c, end - c);
+    }
+  if (any) fprintf(out, "'/>\n");
 }
 
 static void put_axes(FILE *out, const rn_picture *p, int height) {
@@ -76,8 +90,11 @@ bool rn_picture_svg(FILE *out, const rn_picture *p, const char *title) {
   put_text(out, title);
   fprintf(out, "</text>\n<rect x='%d' y='%d' width='%d' height='%d' fill='%s'/>\n", LEFT, TOP, WIDTH, height,
           rn_shades[0].colour);
-  for (int r = 0; r < p->cell_rows; r++)
-    for (int c = 0; c < p->cell_cols; c++) put_cell(out, p, r, c, LEFT + wide * c, TOP + side * r, wide, side);
+  fprintf(out, "<g transform='translate(%d %d) scale(%.4f %.4f)' shape-rendering='crispEdges'>\n", LEFT, TOP, wide,
+          side);
+  for (int shade = 1; shade < RN_SHADES; shade++)
+    for (int step = 1; step <= STEPS; step++) put_cells(out, p, shade, step);
+  fprintf(out, "</g>\n");
   put_axes(out, p, height);
   put_legend(out, p, TOP + height + 16);
   fprintf(out, "</svg>\n");
