@@ -6,7 +6,7 @@ set_property(CACHE RMSNORM_TRITON PROPERTY STRINGS AUTO ON OFF)
 set(RMSNORM_TRITON_TARGETS "sm_80;sm_89;sm_90;sm_100;sm_120;gfx90a;gfx942;gfx950" CACHE STRING
     "GPUs that get Triton kernels")
 set(RMSNORM_TRITON_FILES "" CACHE PATH "A folder with what an earlier build has generated, used instead of Triton")
-set(RMSNORM_TRITON_JOBS 0 CACHE STRING "How many kernels are compiled at a time; 0: as many as there are processors")
+set(RMSNORM_TRITON_JOBS "" CACHE STRING "How many kernels are compiled at a time; empty: as many as there are processors")
 # aot.py says so, too: the numbers of hidden parameters and the instructions that come out depend on it.
 set(triton_version 3.6.0)
 
@@ -77,10 +77,14 @@ if(RMSNORM_TRITON_FILES)
   set(triton_folder ${RMSNORM_TRITON_FILES})
 else()
   list(JOIN RMSNORM_TRITON_TARGETS "," targets)
+  set(jobs "")
+  if(RMSNORM_TRITON_JOBS)
+    set(jobs --jobs ${RMSNORM_TRITON_JOBS})
+  endif()
   list(TRANSFORM triton_python_sources PREPEND ${PROJECT_SOURCE_DIR}/ OUTPUT_VARIABLE triton_dependencies)
   add_custom_command(OUTPUT ${triton_folder}/triton_table.c BYPRODUCTS ${triton_folder}/manifest.json
     COMMAND ${RMSNORM_TRITON_PYTHON} ${PROJECT_SOURCE_DIR}/src/triton/aot.py --out ${triton_folder} --targets ${targets}
-            --jobs ${RMSNORM_TRITON_JOBS}
+            ${jobs}
     COMMAND ${RMSNORM_TRITON_PYTHON} ${PROJECT_SOURCE_DIR}/src/triton/table.py ${triton_folder}
     DEPENDS ${triton_dependencies}
     COMMENT "Compiling the Triton kernels for ${RMSNORM_TRITON_TARGETS}"

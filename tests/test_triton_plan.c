@@ -58,7 +58,7 @@ static void check_work(const rn_problem *p, const rn_triton_extra *e, const rn_t
     if (k->family == RN_TRITON_forward_long) assert_true(blocks == units && p->group_cols >= k->tile_cols);
     assert_int_equal(k->type, p->x.dtype);
     assert_int_equal(k->type, p->y.dtype);
-    assert_int_equal(k->residual, p->residual.data != NULL);
+    assert_true(k->residual == RN_TRITON_EITHER || k->residual == (p->residual.data != NULL));
     assert_true(p->gate.data == NULL && p->quant == 0 && p->sumsq_in == NULL && p->launch.live_rows == NULL);
     assert_true(p->round_normed == RMSNORM_DTYPE_F32);
     break;
@@ -75,6 +75,8 @@ static void check_work(const rn_problem *p, const rn_triton_extra *e, const rn_t
     break;
   default:
     assert_true(k->any_grid);
+    if (k->family == RN_TRITON_general_backward_dweight)
+      assert_int_equal(k->row_lanes, rn_chunks_of(p->dweight_rows, p->dweight_cols).P);
   }
   if (k->family == RN_TRITON_forward_row || k->family == RN_TRITON_forward_long ||
       k->family == RN_TRITON_backward_rows) {

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""triton_fixture.py DIR - DIR/manifest.json as src/triton/aot.py writes one, of kernels that do not exist: for the tests
-of the host part, which then need no Triton.
+"""triton_fixture.py DIR - DIR/manifest.json as src/triton/aot.py writes one, of kernels that do not exist: for the
+tests of the host part, which then need no Triton.
 
 SPDX-License-Identifier: Apache-2.0"""
 import json
@@ -41,22 +41,25 @@ EVERYTHING = (pointers(ALL + " weight dweight scale_out", "*i8") + strides(ALL) 
               numbers("i32", "block_cols") +
               numbers("i32", "x_type weight_type y_type round_sum round_normed gate_kind gate_before quant quant_type "
                       "scale_op e8m0_rounding has_sums dweight_type") + numbers("fp32", "divisor eps scale_max") +
-              numbers("i64", "chunks unit_rows dweight_rows dweight_vectors") + numbers("i32", "row_lanes dweight_cols"))
+              numbers("i64", "chunks unit_rows dweight_rows dweight_vectors") +
+              numbers("i32", "row_lanes dweight_cols"))
 
 
 def variant(family: str, target: str, parameters: list[dict], when: dict, **more: int) -> dict:
     name = "_".join([family, *(f"{fact}{value}" for fact, value in sorted(when.items())),
                      *(f"{key}{value}" for key, value in sorted(more.items()))])
+    usual = {"warps": 4, "shared": 0, "tile_rows": 1, "tile_cols": 0}
     return {"family": family, "name": name, "target": target, "file": f"{name}.{target}.bin", "entry": family,
-            "warps": 4, "warp_size": TARGETS[target], "shared": 0, "hidden_pointers": 2, "parameters": parameters,
-            "when": when, "tile_rows": 1, "tile_cols": 0, "global_scratch": 0, "profile_scratch": 0, "sha256": ""} | more
+            "warp_size": TARGETS[target], "hidden_pointers": 2, "parameters": parameters, "when": when,
+            "global_scratch": 0, "profile_scratch": 0, "sha256": ""} | usual | more
 
 
 def variants(target: str) -> list[dict]:
     found = []
     for kind in TYPES:
-        for residual in (0, 1):
-            parameters = fast(kind, "x y residual residual_out" if residual else "x y", pointers("rstd_out", "*fp32", 4))
+        for residual in (0, 1) if kind == 3 else (2,):  # 2: with or without
+            tensors = "x y residual residual_out" if residual else "x y"
+            parameters = fast(kind, tensors, pointers("rstd_out", "*fp32", 4))
             for lanes, steps, tile_rows in ((64, 1, 8), (64, 8, 4), (1024, 4, 1), (1024, 8, 1)):
                 found.append(variant("forward_row", target, parameters,
                                      {"type": kind, "residual": residual, "lanes": lanes, "steps": steps},
@@ -74,7 +77,9 @@ def variants(target: str) -> list[dict]:
     for tile in (1024, 4096):
         for family in ("general_forward", "general_backward_sums", "general_backward_dx"):
             found.append(variant(family, target, EVERYTHING, {}, tile_cols=tile, any_grid=1))
-    found.append(variant("general_backward_dweight", target, EVERYTHING, {}, tile_cols=64, any_grid=1))
+    for row_lanes in (1, 2, 4):
+        found.append(variant("general_backward_dweight", target, EVERYTHING, {"row_lanes": row_lanes}, tile_cols=64,
+                             any_grid=1))
     return found
 
 

@@ -45,15 +45,15 @@ bool rn_triton_has(int32_t device) {
   return false;
 }
 
-/* What a variant has to be for; 0: that does not matter. */
+/* What a variant has to be for; 0 where its family knows no such thing. */
 typedef struct facts {
   int32_t family, type, residual, row_lanes;
   int64_t lanes, least_steps;
 } facts;
 
 static bool is_for(const rn_triton_kernel *k, const facts *f) {
-  return k->family == f->family && k->type == f->type && k->residual == f->residual && k->lanes == f->lanes &&
-         k->row_lanes == f->row_lanes && k->steps >= f->least_steps;
+  return k->family == f->family && k->type == f->type && k->lanes == f->lanes && k->row_lanes == f->row_lanes &&
+         (k->residual == f->residual || k->residual == RN_TRITON_EITHER) && k->steps >= f->least_steps;
 }
 
 /* The one with the fewest steps, -1: there is none. */
@@ -259,7 +259,8 @@ static bool plan_general(planning *q) {
   if (p->op != RMSNORM_OP_BACKWARD) return add_general(q, RN_TRITON_general_forward, p->rows * p->heads);
   if (p->dweight == NULL) return add_general(q, RN_TRITON_general_backward_dx, e->units);
   /* dx comes after dweight, because it may lie where x and dy do. */
-  const int32_t k = tiled(q->target, RN_TRITON_general_backward_dweight, p->dweight_cols);
+  const facts wanted = {.family = RN_TRITON_general_backward_dweight, .row_lanes = (int32_t)e->row_lanes};
+  const int32_t k = variant(q->target, &wanted);
   e->has_sums = 1;
   if (k < 0 || !add_general(q, RN_TRITON_general_backward_sums, e->units)) return false;
   if (!add(q, k, p->dweight_vectors * e->chunks * parts(p->dweight_cols, rn_triton_kernels[k].tile_cols))) return false;

@@ -16,6 +16,7 @@ from pathlib import Path
 FAMILIES = ("forward_row", "forward_long", "backward_rows", "dweight_sum", "general_forward", "general_backward_sums",
             "general_backward_dweight", "general_backward_dx")
 FACTS = ("type", "residual", "lanes", "steps", "row_lanes")
+FOR_READERS = {"tile"}  # tile_cols says it, too
 KINDS = {"i64": "I64", "i32": "I32", "fp32": "F32"}
 WIDTHS = {"I64": 8, "I32": 4, "F32": 4, "POINTER": 8}
 DEVICES = {"sm_": "RMSNORM_DEVICE_CUDA", "gfx": "RMSNORM_DEVICE_HIP"}
@@ -77,27 +78,48 @@ def arguments_of_cubin(image: bytes, entry: str) -> int:
 
 
 def arguments_of_code_object(image: bytes, entry: str) -> int:
-    """kernarg_size of the kernel's descriptor, the symbol ENTRY.kd."""
-    all_sections = sections(image)
-    for _, kind, at, size, link in all_sections:
-        if kind not in (2, 11):  # SHT_SYMTAB, SHT_DYNSYM
+    """Where the last argument ends that is not one of the runtime's own, from the metadata, a note in MessagePack."""
+    for _, kind, at, size, _ in sections(image):
+        if kind != 7:  # SHT_NOTE
             continue
-        for symbol in range(at, at + size, 24):
-            name, _, _, _, address, _ = struct.unpack_from("<IBBHQQ", image, symbol)
-            if text_at(image, all_sections[link][2] + name) == entry + ".kd":
-                return struct.unpack_from("<I", image, file_offset(image, address) + 8)[0]
-    raise Unfit(f"it has no {entry}.kd")
+        named, described, number = struct.unpack_from("<III", image, at)
+        if number != 32:  # NT_AMDGPU_METADATA
+            continue
+        metadata, _ = unpacked(image[:at + size], at + 12 + (named + 3) // 4 * 4)
+        for kernel in metadata["amdhsa.kernels"]:
+            if kernel[".name"] == entry:
+                mine = [a for a in kernel[".args"] if not a[".value_kind"].startswith("hidden_")]
+                return max(a[".offset"] + a[".size"] for a in mine)
+    raise Unfit("it does not tell the size of its arguments")
 
 
-def file_offset(image: bytes, address: int) -> int:
-    """Of an address, through the segments."""
-    table, = struct.unpack_from("<Q", image, 32)
-    entry, count = struct.unpack_from("<HH", image, 54)
-    for i in range(count):
-        kind, _, offset, first, _, size = struct.unpack_from("<IIQQQQ", image, table + i * entry)
-        if kind == 1 and first <= address < first + size:
-            return offset + address - first
-    raise Unfit("an address lies in no segment")
+def unpacked(data: bytes, at: int) -> tuple[object, int]:
+    """One value of MessagePack and where the next one begins; only what such metadata is made of."""
+    first = data[at]
+    at += 1
+    widths = {0xcc: 1, 0xcd: 2, 0xce: 4, 0xcf: 8, 0xd9: 1, 0xda: 2, 0xdb: 4, 0xdc: 2, 0xdd: 4, 0xde: 2, 0xdf: 4}
+    width = widths.get(first, 0)
+    number = int.from_bytes(data[at:at + width], "big")
+    at += width
+    if first < 0x80 or first in (0xcc, 0xcd, 0xce, 0xcf):
+        return first if first < 0x80 else number, at
+    if first in (0xc0, 0xc2, 0xc3):
+        return {0xc0: None, 0xc2: False, 0xc3: True}[first], at
+    if first >> 5 == 5 or first in (0xd9, 0xda, 0xdb):
+        length = number if first >> 5 != 5 else first & 31
+        return data[at:at + length].decode(), at + length
+    if first >> 4 == 9 or first in (0xdc, 0xdd):
+        items = []
+        for _ in range(number if first >> 4 != 9 else first & 15):
+            item, at = unpacked(data, at)
+            items.append(item)
+        return items, at
+    require(first >> 4 == 8 or first in (0xde, 0xdf), "its metadata is not understood")
+    pairs = {}
+    for _ in range(number if first >> 4 != 8 else first & 15):
+        key, at = unpacked(data, at)
+        pairs[key], at = unpacked(data, at)
+    return pairs, at
 
 
 def check_binary(variant: dict, folder: Path) -> None:
@@ -106,7 +128,6 @@ def check_binary(variant: dict, folder: Path) -> None:
     said = argument_bytes(variant)
     if variant["target"].startswith("gfx"):
         found = arguments_of_code_object(image, variant["entry"])
-        said = (said + 7) // 8 * 8
     else:
         found = arguments_of_cubin(image, variant["entry"])
     require(found == said, f"its arguments are {found} bytes, those of the manifest {said}")
@@ -116,7 +137,8 @@ def check_binary(variant: dict, folder: Path) -> None:
 
 def check(variant: dict) -> None:
     require(variant["family"] in FAMILIES, f"no such family as {variant['family']}")
-    require(set(variant["when"]) <= set(FACTS), f"unknown facts: {sorted(set(variant['when']) - set(FACTS))}")
+    unknown = set(variant["when"]) - set(FACTS) - FOR_READERS
+    require(not unknown, f"unknown facts: {sorted(unknown)}")
     require(variant["global_scratch"] == 0 and variant["profile_scratch"] == 0, "it wants memory of its own")
     require(len(variant["parameters"]) + variant["hidden_pointers"] <= MOST_PARAMETERS, "too many parameters")
     require(re.fullmatch(r"[A-Za-z0-9_.]+", variant["file"]) is not None, "a file name with odd letters")
@@ -151,7 +173,8 @@ def kernel_text(i: int, v: dict, lists: dict[str, int]) -> str:
 
 def targets_text(variants: list[dict]) -> list[str]:
     names = [v["target"] for v in variants]
-    return [f"    {{{DEVICES[t[:3]]}, {arch_text(t)}, {names.index(t)}, {names.count(t)}}}," for t in sorted(set(names))]
+    return [f"    {{{DEVICES[name[:3]]}, {arch_text(name)}, {names.index(name)}, {names.count(name)}}},"
+            for name in sorted(set(names))]
 
 
 HEAD = """/* triton_table.c - made by src/triton/table.py from manifest.json.
@@ -160,16 +183,16 @@ HEAD = """/* triton_table.c - made by src/triton/table.py from manifest.json.
 #include "triton.h"
 
 #ifdef RN_TRITON_FOLDER
-#define EMBED(number, alignment, file)                                                                                 \\
-  __asm__(".pushsection .rodata\\n"                                                                                     \\
-          ".hidden rn_triton_image_" #number "\\n"                                                                      \\
-          ".globl rn_triton_image_" #number "\\n"                                                                       \\
-          ".type rn_triton_image_" #number ", %object\\n"                                                               \\
-          ".balign " #alignment "\\n"                                                                                   \\
-          "rn_triton_image_" #number ":\\n"                                                                             \\
-          ".incbin \\"" RN_TRITON_FOLDER "/" file "\\"\\n"                                                                \\
-          ".size rn_triton_image_" #number ", . - rn_triton_image_" #number "\\n"                                       \\
-          ".popsection\\n");                                                                                            \\
+#define EMBED(number, alignment, file) \\
+  __asm__(".pushsection .rodata\\n" \\
+          ".hidden rn_triton_image_" #number "\\n" \\
+          ".globl rn_triton_image_" #number "\\n" \\
+          ".type rn_triton_image_" #number ", %object\\n" \\
+          ".balign " #alignment "\\n" \\
+          "rn_triton_image_" #number ":\\n" \\
+          ".incbin \\"" RN_TRITON_FOLDER "/" file "\\"\\n" \\
+          ".size rn_triton_image_" #number ", . - rn_triton_image_" #number "\\n" \\
+          ".popsection\\n"); \\
   extern const unsigned char rn_triton_image_##number[] __attribute__((visibility("hidden")));
 #else /* a test without binaries: what there is of one is its file's name */
 #define EMBED(number, alignment, file) static const unsigned char rn_triton_image_##number[] = file;

@@ -119,6 +119,7 @@ typedef struct rn_triton_parameter {
   uint16_t multiple; /* of what the kernel takes the value to be: bytes of an address, or a number; 0, 1: of nothing */
 } rn_triton_parameter;
 
+enum { RN_TRITON_EITHER = 2 };
 enum rn_triton_family {
   RN_TRITON_forward_row,
   RN_TRITON_forward_long,
@@ -141,7 +142,7 @@ typedef struct rn_triton_kernel {
   uint8_t any_grid; /* bool: it goes round with as many programs as there are */
   uint16_t warps, wave;
   uint32_t shared;
-  /* Facts: what it was compiled for; 0 = of no meaning in its family. */
+  /* Facts: what it was compiled for; 0 = of no meaning in its family. residual: 0, 1, or RN_TRITON_EITHER. */
   int32_t type, residual, lanes, steps, row_lanes;
   int32_t tile_rows, tile_cols;
 } rn_triton_kernel;
