@@ -9,13 +9,34 @@ SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import operator
-from functools import lru_cache
-from typing import Any, Optional, Union
+from functools import cache
+from typing import Any
 
 from . import _native
 from .layout import collapse, packed_strides
-from .numerics import BF16, CPU, CUDA, E8M0, F16, F32, F64, FP8_E4M3, FP8_E5M2, HIP, INT8, MX, ROW, RULES, TENSOR
-from .numerics import WEIGHT_COLS, WEIGHT_GROUP, WEIGHT_HEADS_COLS, Numerics, Quant, result_dtype
+from .numerics import (
+    BF16,
+    CPU,
+    CUDA,
+    E8M0,
+    F16,
+    F32,
+    F64,
+    FP8_E4M3,
+    FP8_E5M2,
+    HIP,
+    INT8,
+    MX,
+    ROW,
+    RULES,
+    TENSOR,
+    WEIGHT_COLS,
+    WEIGHT_GROUP,
+    WEIGHT_HEADS_COLS,
+    Numerics,
+    Quant,
+    result_dtype,
+)
 
 _CODES = {
     "float32": F32, "float16": F16, "bfloat16": BF16, "float64": F64, "float8_e4m3fn": FP8_E4M3,
@@ -36,7 +57,7 @@ class _Look:
 
     __slots__ = ("name", "address", "code", "device", "shape", "strides", "read_only", "owner", "copied")
 
-    def __init__(self, name: str, array: Any, stream: Optional[int] = None) -> None:
+    def __init__(self, name: str, array: Any, stream: int | None = None) -> None:
         self.name, self.owner, self.copied = name, array, None
         if hasattr(array, "__array_interface__"):
             self._from_numpy(array)
@@ -63,7 +84,7 @@ class _Look:
         else:
             self.strides = tuple(step // size for step in facts["strides"])
 
-    def _from_dlpack(self, array: Any, stream: Optional[int]) -> None:
+    def _from_dlpack(self, array: Any, stream: int | None) -> None:
         kind, _ = array.__dlpack_device__()
         if kind not in _DEVICES:
             raise ValueError(f"{self.name}: a DLPack device of kind {int(kind)} is not known here")
@@ -78,19 +99,19 @@ class _Look:
         if self.code == 0:
             raise TypeError(f"{self.name}: the DLPack type (code {kind}, {bits} bits, {lanes} lanes) is not known here")
 
-    def real(self) -> "_Look":
+    def real(self) -> _Look:
         if self.code not in _REAL:
             raise TypeError(f"{self.name}: float32, float16, bfloat16 or float64 is needed, not {_NAMES[self.code]}")
         return self
 
-    def like(self, x: "_Look") -> "_Look":
+    def like(self, x: _Look) -> _Look:
         if self.shape != x.shape:
             raise ValueError(f"{self.name}: has the shape {self.shape}, x has {x.shape}")
         if self.device != x.device:
             raise ValueError(f"{self.name}: is not on the device of x")
         return self
 
-    def output(self, x: "_Look") -> "_Look":
+    def output(self, x: _Look) -> _Look:
         if self.read_only:
             raise ValueError(f"{self.name}: is read only")
         return self.like(x)
@@ -100,7 +121,9 @@ class _Look:
         if not copy or self.strides == packed_strides(self.shape):
             return
         if self.device != CPU or not hasattr(self.owner, "__array_interface__"):
-            raise ValueError(f"{self.name}: its strides do not fold into rows and heads of packed columns; copy it first")
+            raise ValueError(
+                f"{self.name}: its strides do not fold into rows and heads of packed columns; copy it first"
+            )
         import numpy
 
         original = self.copied if self.copied is not None else self.owner
@@ -110,7 +133,7 @@ class _Look:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-@lru_cache(maxsize=None)
+@cache
 def _numpy_type(code: int):
     import numpy
 
@@ -306,8 +329,8 @@ def rms_norm(
     eps: float,
     residual: Any = None,
     gate: Any = None,
-    preset: Union[str, Numerics] = "torch",
-    quant: Union[str, Quant, None] = None,
+    preset: str | Numerics = "torch",
+    quant: str | Quant | None = None,
     scale: Any = None,
     groups: int = 1,
     divisor: int = 0,
@@ -318,8 +341,8 @@ def rms_norm(
     scale_out: Any = None,
     stats: bool = False,
     threads: int = 0,
-    impl: Optional[str] = None,
-    stream: Optional[int] = None,
+    impl: str | None = None,
+    stream: int | None = None,
 ):
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension of x.
 
@@ -339,8 +362,8 @@ def rms_norm(
 
 
 def explain(x: Any, weight: Any = None, *, eps: float = 1e-6, residual: Any = None, gate: Any = None, quant: Any = None,
-            scale: Any = None, preset: Union[str, Numerics] = "torch", groups: int = 1, divisor: int = 0,
-            dtype: Any = None, threads: int = 0, impl: Optional[str] = None) -> str:  # fmt: skip
+            scale: Any = None, preset: str | Numerics = "torch", groups: int = 1, divisor: int = 0,
+            dtype: Any = None, threads: int = 0, impl: str | None = None) -> str:  # fmt: skip
     """Which implementation rms_norm would take for these arguments, and why not each other: one line for each."""
     text, _ = _call(
         _native.explain_forward, x, weight, eps, residual, gate, preset, quant, scale, groups, divisor, dtype, None,
@@ -357,8 +380,12 @@ def _torch(x, weight, eps, residual, gate, preset, quant, scale, groups, divisor
     for name, value in (("residual_out", residual_out), ("scale_out", scale_out), ("impl", impl), ("stream", stream)):
         if value is not None:
             raise ValueError(f"{name}: is not for tensors of torch")
-    if threads or (out is not None and not (residual is gate is quant is None)) or (stats and not (
-            residual is gate is quant is None)) or (residual is not None and gate is not None and quant is None):
+    if (
+        threads
+        or (out is not None and not (residual is gate is quant is None))
+        or (stats and not (residual is gate is quant is None))
+        or (residual is not None and gate is not None and quant is None)
+    ):
         raise ValueError("threads, out, stats, or a residual beside a gate: not in this combination for tensors of "
                          "torch")  # fmt: skip
     common = {"preset": preset, "groups": groups, "divisor": divisor}

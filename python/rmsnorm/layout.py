@@ -5,10 +5,10 @@ SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
-from typing import Optional, Sequence
+from collections.abc import Sequence
 
 
-def collapse(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> Optional[tuple[int, int, list]]:
+def collapse(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[int, int, list] | None:
     """Fold the outer dimensions of tensors of one shape into two: (rows, heads, [(row stride, head stride), ...]).
 
     `shape` and each of `strides` are those of the outer dimensions, all but the last. Two neighbouring dimensions are

@@ -11,8 +11,7 @@ from __future__ import annotations
 import dataclasses
 import struct
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Union
+from functools import cache
 
 from . import _native
 
@@ -54,11 +53,11 @@ class Numerics:
         object.__setattr__(self, "text", " ".join(f"{name}={getattr(self, name)}" for name in fields))
         _pack(self)  # a wrong word is refused here
 
-    def replace(self, **changes) -> "Numerics":
+    def replace(self, **changes) -> Numerics:
         return dataclasses.replace(self, **changes)
 
     @staticmethod
-    def of(preset: Union[str, "Numerics"]) -> "Numerics":
+    def of(preset: str | Numerics) -> Numerics:
         """The numerics of a preset's name, of a text, or of themselves."""
         return preset if isinstance(preset, Numerics) else _from_text(preset)
 
@@ -75,7 +74,7 @@ def _pack(numerics: Numerics) -> bytes:
     )
 
 
-@lru_cache(maxsize=None)
+@cache
 def _from_text(text: str) -> Numerics:
     if not isinstance(text, str):
         raise TypeError(f"preset: a name or Numerics, not {type(text).__name__}")
@@ -115,7 +114,7 @@ class _RulesByText(dict):
 
 
 # A dict with __missing__ is the cheapest look-up that Python has; keys are names, texts and Numerics.
-RULES: dict[Union[str, Numerics], Rules] = _RulesByText()
+RULES: dict[str | Numerics, Rules] = _RulesByText()
 
 
 def result_dtype(rules: Rules, x: int, weight: int) -> int:
@@ -168,7 +167,7 @@ class Quant:
         return f"{self.kind} {int(self.multiply)} {int(self.by_column)} {int(self.ceil)} {self.scale_max!r}"
 
     @staticmethod
-    def of(quant: Union[str, "Quant"]) -> "Quant":
+    def of(quant: str | Quant) -> Quant:
         return quant if isinstance(quant, Quant) else _quant_from_text(quant)
 
     def scale_blocks(self, cols: int) -> int:
@@ -198,7 +197,7 @@ def _kinds() -> dict[str, tuple[int, int, int]]:
 _KINDS = _kinds()
 
 
-@lru_cache(maxsize=None)
+@cache
 def _quant_from_text(text: str) -> Quant:
     if not isinstance(text, str):
         raise TypeError(f"quant: a kind or Quant, not {type(text).__name__}")

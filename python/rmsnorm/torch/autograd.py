@@ -9,7 +9,6 @@ SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from ..numerics import RULES
 from . import direct
@@ -70,6 +69,20 @@ def gradients(ctx, backward, dy, dresidual_out, want):
     )
 
 
+def through_operator(*arguments):
+    """direct.backward as the registered operator, whose own gradient is refused in words."""
+    dx_type, dresidual_type, want_gate, want_weight = arguments[-4:]
+    dx, dresidual, dgate, dweight = torch.ops.rmsnorm.backward(*arguments)
+    if dresidual_type is not None and dresidual_type == dx_type:
+        dresidual = dx
+    return (
+        dx if dx_type is not None else None,
+        dresidual if dresidual_type is not None else None,
+        dgate if want_gate else None,
+        dweight if want_weight else None,
+    )
+
+
 class Norm(torch.autograd.Function):
     """apply(x, weight, residual, gate, eps, preset, groups, divisor, dtype, residual_dtype) -> y, or (y, residual_out)."""
 
@@ -84,10 +97,14 @@ class Norm(torch.autograd.Function):
         return y if residual is None else (y, residual_out)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, dy, dresidual_out=None):
         want_x, want_weight, want_residual, want_gate = ctx.needs_input_grad[:4]
+        # With create_graph the gradient has a gradient, which must be missed loudly. (once_differentiable does not: it
+        # is silent when dy itself needs no gradient.)
+        backward = direct.backward
+        if torch.is_grad_enabled():
+            backward, ctx.preset = through_operator, ctx.preset if isinstance(ctx.preset, str) else ctx.preset.text
         dx, dresidual, dgate, dweight = gradients(
-            ctx, direct.backward, dy, dresidual_out, (want_x, want_residual, want_gate, want_weight)
+            ctx, backward, dy, dresidual_out, (want_x, want_residual, want_gate, want_weight)
         )
         return dx, dweight, dresidual, dgate, None, None, None, None, None, None

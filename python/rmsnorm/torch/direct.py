@@ -10,15 +10,35 @@ SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import threading
-from typing import Optional
 
 import torch
 from torch import Tensor
 
 from .. import _native
 from ..layout import collapse
-from ..numerics import BF16, BLOCK, CPU, CUDA, E8M0, F16, F32, F64, FP8_E4M3, FP8_E5M2, HIP, INT8, MX, ROW, RULES
-from ..numerics import TENSOR, WEIGHT_COLS, WEIGHT_GROUP, WEIGHT_HEADS_COLS, Quant, Rules, result_dtype
+from ..numerics import (
+    BF16,
+    BLOCK,
+    CPU,
+    CUDA,
+    F16,
+    F32,
+    F64,
+    FP8_E4M3,
+    FP8_E5M2,
+    HIP,
+    INT8,
+    MX,
+    ROW,
+    RULES,
+    TENSOR,
+    WEIGHT_COLS,
+    WEIGHT_GROUP,
+    WEIGHT_HEADS_COLS,
+    Quant,
+    Rules,
+    result_dtype,
+)
 
 CODES = {torch.float32: F32, torch.float16: F16, torch.bfloat16: BF16, torch.float64: F64}
 TYPES = {code: dtype for dtype, code in CODES.items()}
@@ -114,13 +134,15 @@ def weight_shape(x: Tensor, weight: Tensor, groups: int) -> int:
                      "[cols], [cols / groups] or, for a weight per head, [heads, cols]")  # fmt: skip
 
 
-def check_gate(gate: Optional[Tensor], rules: Rules) -> None:
+def check_gate(gate: Tensor | None, rules: Rules) -> None:
     if (gate is not None) != rules.gate:
         raise ValueError("gate: the preset has none" if gate is not None else "gate: the preset needs one")
 
 
 def check_groups(groups: int, cols: int) -> None:
-    if groups < 1 or (cols and cols % groups):
+    if cols == 0:
+        raise ValueError("x: has no columns to normalise")
+    if groups < 1 or cols % groups:
         raise ValueError(f"groups: {groups} does not divide {cols} columns")
 
 
@@ -204,18 +226,18 @@ ALL_CODES = {**CODES, **{dtype: code for code, dtype in QUANTISED.items()}}
 # Forward.
 def forward(
     x: Tensor,
-    weight: Optional[Tensor],
-    residual: Optional[Tensor],
-    gate: Optional[Tensor],
+    weight: Tensor | None,
+    residual: Tensor | None,
+    gate: Tensor | None,
     eps: float,
     preset,
     groups: int = 1,
     divisor: int = 0,
-    dtype: Optional[torch.dtype] = None,
-    residual_dtype: Optional[torch.dtype] = None,
+    dtype: torch.dtype | None = None,
+    residual_dtype: torch.dtype | None = None,
     stats: bool = False,
-    out: Optional[Tensor] = None,
-    residual_out: Optional[Tensor] = None,
+    out: Tensor | None = None,
+    residual_out: Tensor | None = None,
 ):
     """(y, residual_out, rstd), of which the last two may be None. out and residual_out are written where given."""
     rules = RULES[preset]
@@ -236,7 +258,7 @@ def forward(
         check_gate(gate, rules)
         check_like("gate", gate, x)
         dtype_code("gate", gate)
-    if groups != 1:
+    if groups != 1 or x.shape[-1] == 0:
         check_groups(groups, x.shape[-1])
 
     if out is None:
@@ -291,7 +313,7 @@ def show_scales(stored: Tensor, quant: Quant) -> Tensor:
     return stored.movedim(0, -1) if quant.by_column and quant.granularity in (BLOCK, MX) else stored
 
 
-def check_scale(scale: Optional[Tensor], x: Tensor, quant: Quant) -> None:
+def check_scale(scale: Tensor | None, x: Tensor, quant: Quant) -> None:
     if (scale is not None) != (quant.granularity == TENSOR):
         raise ValueError(f"scale: is for the kinds with -tensor, and needed there; this one is {quant.kind}")
     if scale is not None:
@@ -302,19 +324,19 @@ def check_scale(scale: Optional[Tensor], x: Tensor, quant: Quant) -> None:
 
 def quantise(
     x: Tensor,
-    weight: Optional[Tensor],
-    residual: Optional[Tensor],
-    gate: Optional[Tensor],
-    scale: Optional[Tensor],
+    weight: Tensor | None,
+    residual: Tensor | None,
+    gate: Tensor | None,
+    scale: Tensor | None,
     eps: float,
     preset,
     quant: Quant,
     groups: int = 1,
     divisor: int = 0,
-    residual_dtype: Optional[torch.dtype] = None,
-    q: Optional[Tensor] = None,
-    scales: Optional[Tensor] = None,
-    residual_out: Optional[Tensor] = None,
+    residual_dtype: torch.dtype | None = None,
+    q: Tensor | None = None,
+    scales: Tensor | None = None,
+    residual_out: Tensor | None = None,
 ):
     """(q, scales as they lie in memory, residual_out or None); the outputs are written where given."""
     rules = RULES[preset]
@@ -380,19 +402,19 @@ def _count(shape) -> int:
 # Backward.
 def backward(
     dy: Tensor,
-    dresidual_out: Optional[Tensor],
+    dresidual_out: Tensor | None,
     x: Tensor,
-    residual: Optional[Tensor],
-    gate: Optional[Tensor],
-    weight: Optional[Tensor],
-    rstd: Optional[Tensor],
+    residual: Tensor | None,
+    gate: Tensor | None,
+    weight: Tensor | None,
+    rstd: Tensor | None,
     eps: float,
     preset,
     groups: int,
     divisor: int,
-    sum_type: Optional[torch.dtype],
-    dx_type: Optional[torch.dtype],
-    dresidual_type: Optional[torch.dtype],
+    sum_type: torch.dtype | None,
+    dx_type: torch.dtype | None,
+    dresidual_type: torch.dtype | None,
     want_gate: bool,
     want_weight: bool,
 ):

@@ -6,8 +6,6 @@ SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
-from typing import Optional, Union
-
 import torch
 from torch import Tensor
 
@@ -15,7 +13,7 @@ from ..numerics import Numerics, Quant
 from . import direct
 from .autograd import Norm
 
-Preset = Union[str, Numerics]
+Preset = str | Numerics
 
 _PLAIN = frozenset((Tensor, torch.nn.Parameter, type(None)))
 _compiling = torch.compiler.is_compiling
@@ -41,7 +39,7 @@ def _text(preset: Preset) -> str:
     return preset if isinstance(preset, str) else preset.text
 
 
-def _wants_grad(*tensors: Optional[Tensor]) -> bool:
+def _wants_grad(*tensors: Tensor | None) -> bool:
     if _grad():
         for tensor in tensors:
             if tensor is not None and tensor.requires_grad:
@@ -49,26 +47,28 @@ def _wants_grad(*tensors: Optional[Tensor]) -> bool:
     return False
 
 
-def _forward_only(what: str, *tensors: Optional[Tensor]) -> None:
+def _forward_only(what: str, *tensors: Tensor | None) -> None:
     if _wants_grad(*tensors):
-        raise TypeError(f"{what} is forward only, but an argument requires a gradient: use torch.no_grad(), or detach it")
+        raise TypeError(
+            f"{what} is forward only, but an argument requires a gradient: use torch.no_grad(), or detach it"
+        )
 
 
 def rms_norm(
     x: Tensor,
-    weight: Optional[Tensor] = None,
-    eps: Optional[float] = None,
+    weight: Tensor | None = None,
+    eps: float | None = None,
     *,
     preset: Preset = "torch",
     groups: int = 1,
     divisor: int = 0,
-    dtype: Optional[torch.dtype] = None,
-    out: Optional[Tensor] = None,
+    dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension.
 
-    weight: [cols]; [cols / groups], shared by all groups; or [heads, cols] for an x of [..., heads, cols]. dtype: of the
-    result; None is what the family of the preset returns. out: written and returned, without a gradient."""
+    weight: [cols]; [cols / groups], shared by all groups; or [heads, cols] for an x of [..., heads, cols]. dtype: of
+    the result; None is what the family of the preset returns. out: written and returned, without a gradient."""
     if eps is None:
         raise TypeError(_NO_EPS)
     if _plain(x, weight):
@@ -94,14 +94,14 @@ _NO_EPS = "eps: is needed; it belongs to the checkpoint, and there is no good de
 def fused_add_rms_norm(
     x: Tensor,
     residual: Tensor,
-    weight: Optional[Tensor] = None,
-    eps: Optional[float] = None,
+    weight: Tensor | None = None,
+    eps: float | None = None,
     *,
     preset: Preset = "torch",
     groups: int = 1,
     divisor: int = 0,
-    dtype: Optional[torch.dtype] = None,
-    residual_dtype: Optional[torch.dtype] = None,
+    dtype: torch.dtype | None = None,
+    residual_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(norm(x + residual), x + residual). residual_dtype: the type of the returned sum; None: what x and residual
     promote to."""
@@ -121,13 +121,13 @@ def fused_add_rms_norm(
 def gated_rms_norm(
     x: Tensor,
     gate: Tensor,
-    weight: Optional[Tensor] = None,
-    eps: Optional[float] = None,
+    weight: Tensor | None = None,
+    eps: float | None = None,
     *,
     preset: Preset = "qwen3-next-gated",
     groups: int = 1,
     divisor: int = 0,
-    dtype: Optional[torch.dtype] = None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """A norm with a gate, silu or sigmoid, before or after it, as the preset says."""
     if eps is None:
@@ -136,18 +136,20 @@ def gated_rms_norm(
         if _wants_grad(x, weight, gate):
             return Norm.apply(x, weight, None, gate, eps, preset, groups, divisor, dtype, None)
         return direct.forward(x, weight, None, gate, eps, preset, groups, divisor, dtype)[0]
-    return torch.ops.rmsnorm.forward(x, weight, None, gate, eps, _text(preset), groups, divisor, dtype, None, _grad())[0]
+    return torch.ops.rmsnorm.forward(x, weight, None, gate, eps, _text(preset), groups, divisor, dtype, None, _grad())[
+        0
+    ]
 
 
 def rms_norm_with_stats(
     x: Tensor,
-    weight: Optional[Tensor] = None,
-    eps: Optional[float] = None,
+    weight: Tensor | None = None,
+    eps: float | None = None,
     *,
     preset: Preset = "torch",
     groups: int = 1,
     divisor: int = 0,
-    dtype: Optional[torch.dtype] = None,
+    dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(y, rstd), forward only. rstd is float32 (float64 for such an x): one for each row, or group of a row."""
     if eps is None:
@@ -165,17 +167,17 @@ def rms_norm_with_stats(
 
 def rms_norm_quant(
     x: Tensor,
-    weight: Optional[Tensor] = None,
-    eps: Optional[float] = None,
+    weight: Tensor | None = None,
+    eps: float | None = None,
     *,
-    quant: Union[str, Quant] = "fp8-row",
-    scale: Optional[Tensor] = None,
-    residual: Optional[Tensor] = None,
-    gate: Optional[Tensor] = None,
+    quant: str | Quant = "fp8-row",
+    scale: Tensor | None = None,
+    residual: Tensor | None = None,
+    gate: Tensor | None = None,
     preset: Preset = "torch",
     groups: int = 1,
     divisor: int = 0,
-    residual_dtype: Optional[torch.dtype] = None,
+    residual_dtype: torch.dtype | None = None,
 ):
     """(q, scale), or (q, scale, x + residual): norm and quantisation in one pass, forward only.
 
@@ -200,7 +202,7 @@ def rms_norm_quant(
 
 # ----------------------------------------------------------------------------------------------------------------------
 # With outputs of the caller: what serving.py gives names to.
-def norm_into(out: Tensor, x: Tensor, weight: Optional[Tensor], eps: float, preset: Preset) -> None:
+def norm_into(out: Tensor, x: Tensor, weight: Tensor | None, eps: float, preset: Preset) -> None:
     """out <- norm(x); out may be x."""
     plain = _plain(x, weight, out)
     _forward_only("a norm into a given tensor", x, weight, out)
@@ -212,7 +214,7 @@ def norm_into(out: Tensor, x: Tensor, weight: Optional[Tensor], eps: float, pres
         torch.ops.rmsnorm.norm_out(out, x, weight, eps, _text(preset))
 
 
-def add_norm_in_place(x: Tensor, residual: Tensor, weight: Optional[Tensor], eps: float, preset: Preset) -> None:
+def add_norm_in_place(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, preset: Preset) -> None:
     """residual <- x + residual, x <- norm of it."""
     plain = _plain(x, weight, residual)
     _forward_only("a norm in place", x, weight, residual)
@@ -224,11 +226,11 @@ def add_norm_in_place(x: Tensor, residual: Tensor, weight: Optional[Tensor], eps
 
 def quantise_into(
     q: Tensor,
-    scales: Optional[Tensor],
-    residual: Optional[Tensor],
+    scales: Tensor | None,
+    residual: Tensor | None,
     x: Tensor,
-    weight: Optional[Tensor],
-    scale: Optional[Tensor],
+    weight: Tensor | None,
+    scale: Tensor | None,
     eps: float,
     preset: Preset,
     quant: Quant,
@@ -237,8 +239,6 @@ def quantise_into(
     plain = _plain(x, weight, residual)
     _forward_only("a quantised norm", x, weight, residual)
     if plain:
-        direct.quantise(
-            x, weight, residual, None, scale, eps, preset, quant, q=q, scales=scales, residual_out=residual
-        )
+        direct.quantise(x, weight, residual, None, scale, eps, preset, quant, q=q, scales=scales, residual_out=residual)
     else:
         torch.ops.rmsnorm.quantise_out(q, scales, residual, x, weight, scale, eps, _text(preset), quant.text)

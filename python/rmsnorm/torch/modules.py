@@ -6,7 +6,7 @@ SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numbers
-from typing import Optional, Sequence, Union
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -27,18 +27,18 @@ class RMSNorm(torch.nn.Module):
     types stay those of the tensors. A preset whose weight is stored around zero ("gemma") starts with zeros."""
 
     normalized_shape: tuple[int, ...]
-    eps: Optional[float]
+    eps: float | None
     elementwise_affine: bool
 
     def __init__(
         self,
-        normalized_shape: Union[int, Sequence[int]],
-        eps: Optional[float] = None,
+        normalized_shape: int | Sequence[int],
+        eps: float | None = None,
         elementwise_affine: bool = True,
         device=None,
-        dtype: Optional[torch.dtype] = None,
+        dtype: torch.dtype | None = None,
         *,
-        preset: Union[str, Numerics] = "torch",
+        preset: str | Numerics = "torch",
         groups: int = 1,
     ) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class RMSNorm(torch.nn.Module):
         if self.weight is not None:
             torch.nn.init.constant_(self.weight, 1.0 - self.weight_offset)
 
-    def _flat(self, *tensors: Optional[Tensor]):
+    def _flat(self, *tensors: Tensor | None):
         """The normalised dimensions as one; the rest stays."""
         shape = self.normalized_shape
         for tensor in tensors:
@@ -78,7 +78,7 @@ class RMSNorm(torch.nn.Module):
             weight = weight.flatten()
         return weight, default_eps(x.dtype) if self.eps is None else self.eps
 
-    def forward(self, x: Tensor, residual: Optional[Tensor] = None):
+    def forward(self, x: Tensor, residual: Tensor | None = None):
         shape = x.shape
         x, residual = self._flat(x, residual)
         weight, eps = self._arguments(x)
@@ -102,13 +102,13 @@ class GatedRMSNorm(RMSNorm):
 
     def __init__(
         self,
-        normalized_shape: Union[int, Sequence[int]],
-        eps: Optional[float] = None,
+        normalized_shape: int | Sequence[int],
+        eps: float | None = None,
         elementwise_affine: bool = True,
         device=None,
-        dtype: Optional[torch.dtype] = None,
+        dtype: torch.dtype | None = None,
         *,
-        preset: Union[str, Numerics] = "qwen3-next-gated",
+        preset: str | Numerics = "qwen3-next-gated",
         groups: int = 1,
     ) -> None:
         super().__init__(normalized_shape, eps, elementwise_affine, device, dtype, preset=preset, groups=groups)

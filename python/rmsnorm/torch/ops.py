@@ -17,7 +17,7 @@ import torch
 
 from ..numerics import F64, RULES, Quant, result_dtype
 from . import direct
-from .autograd import gradients, save
+from .autograd import gradients, save, through_operator
 
 _library = torch.library.Library("rmsnorm", "DEF")
 _TAGS = (torch.Tag.pt2_compliant_tag,)
@@ -136,19 +136,6 @@ def _setup(ctx, inputs, output):
     save(ctx, x, residual, gate, weight, residual_out if residual is not None else None, rstd_kept, RULES[preset])
 
 
-def _call_backward(*arguments):
-    dx_type, dresidual_type, want_gate, want_weight = arguments[-4:]
-    dx, dresidual, dgate, dweight = torch.ops.rmsnorm.backward(*arguments)
-    if dresidual_type is not None and dresidual_type == dx_type:
-        dresidual = dx
-    return (
-        dx if dx_type is not None else None,
-        dresidual if dresidual_type is not None else None,
-        dgate if want_gate else None,
-        dweight if want_weight else None,
-    )
-
-
 def _forward_gradient(ctx, dy, dresidual_out, drstd):
     if drstd is not None:
         raise RuntimeError("rmsnorm: rstd has no gradient here")
@@ -156,7 +143,7 @@ def _forward_gradient(ctx, dy, dresidual_out, drstd):
     if ctx.residual_type is None:
         dresidual_out = None
     dx, dresidual, dgate, dweight = gradients(
-        ctx, _call_backward, dy, dresidual_out, (want_x, want_residual, want_gate, want_weight)
+        ctx, through_operator, dy, dresidual_out, (want_x, want_residual, want_gate, want_weight)
     )
     return dx, dweight, dresidual, dgate, None, None, None, None, None, None, None
 

@@ -7,8 +7,6 @@ SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
-from typing import Optional
-
 from torch import Tensor
 
 from ..numerics import FP8_E4M3, INT8, Quant
@@ -26,12 +24,12 @@ def _quant(out: Tensor, granularity: str, **more) -> Quant:
 
 # ----------------------------------------------------------------------------------------------------------------------
 # vLLM.
-def rms_norm(out: Tensor, input: Tensor, weight: Optional[Tensor], epsilon: float, *, preset: Preset = "torch") -> None:
+def rms_norm(out: Tensor, input: Tensor, weight: Tensor | None, epsilon: float, *, preset: Preset = "torch") -> None:
     functional.norm_into(out, input, weight, epsilon, preset)
 
 
 def fused_add_rms_norm(
-    input: Tensor, residual: Tensor, weight: Optional[Tensor], epsilon: float, *, preset: Preset = "torch"
+    input: Tensor, residual: Tensor, weight: Tensor | None, epsilon: float, *, preset: Preset = "torch"
 ) -> None:
     functional.add_norm_in_place(input, residual, weight, epsilon, preset)
 
@@ -61,8 +59,8 @@ def rms_norm_dynamic_per_token_quant(
     weight: Tensor,
     scales: Tensor,
     epsilon: float,
-    scale_ub: Optional[float] = None,
-    residual: Optional[Tensor] = None,
+    scale_ub: float | None = None,
+    residual: Tensor | None = None,
     *,
     preset: Preset = "torch",
 ) -> None:
@@ -79,8 +77,8 @@ def rms_norm_per_block_quant(
     weight: Tensor,
     scales: Tensor,
     epsilon: float,
-    scale_ub: Optional[float],
-    residual: Optional[Tensor],
+    scale_ub: float | None,
+    residual: Tensor | None,
     group_size: int,
     is_scale_transposed: bool = False,
     *,
@@ -99,10 +97,10 @@ def rms_norm_per_block_quant(
 # SGLang, FlashInfer.
 def rmsnorm(
     input: Tensor,
-    weight: Optional[Tensor],
+    weight: Tensor | None,
     eps: float = 1e-6,
-    out: Optional[Tensor] = None,
-    enable_pdl: Optional[bool] = None,
+    out: Tensor | None = None,
+    enable_pdl: bool | None = None,
     *,
     preset: Preset = "torch",
 ) -> Tensor:
@@ -116,9 +114,9 @@ def rmsnorm(
 def fused_add_rmsnorm(
     input: Tensor,
     residual: Tensor,
-    weight: Optional[Tensor],
+    weight: Tensor | None,
     eps: float = 1e-6,
-    enable_pdl: Optional[bool] = None,
+    enable_pdl: bool | None = None,
     *,
     preset: Preset = "torch",
 ) -> None:
@@ -129,14 +127,14 @@ def gemma_rmsnorm(
     input: Tensor,
     weight: Tensor,
     eps: float = 1e-6,
-    out: Optional[Tensor] = None,
-    enable_pdl: Optional[bool] = None,
+    out: Tensor | None = None,
+    enable_pdl: bool | None = None,
 ) -> Tensor:
     return rmsnorm(input, weight, eps, out, preset="gemma")
 
 
 def gemma_fused_add_rmsnorm(
-    input: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6, enable_pdl: Optional[bool] = None
+    input: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6, enable_pdl: bool | None = None
 ) -> None:
     functional.add_norm_in_place(input, residual, weight, eps, "gemma")
 
@@ -147,7 +145,7 @@ def rmsnorm_quant(
     weight: Tensor,
     scale: Tensor,
     eps: float = 1e-6,
-    enable_pdl: Optional[bool] = None,
+    enable_pdl: bool | None = None,
     *,
     preset: Preset = "torch",
 ) -> None:
