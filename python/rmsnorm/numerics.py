@@ -197,12 +197,19 @@ def _kinds() -> dict[str, tuple[int, int, int]]:
 _KINDS = _kinds()
 
 
-@cache
+_QUANTS: dict[str, Quant] = {}
+
+
 def _quant_from_text(text: str) -> Quant:
-    if not isinstance(text, str):
-        raise TypeError(f"quant: a kind or Quant, not {type(text).__name__}")
-    kind, *rest = text.split(" ")
-    if not rest:
-        return Quant(kind)
-    multiply, by_column, ceil, scale_max = rest
-    return Quant(kind, multiply == "1", by_column == "1", ceil == "1", float(scale_max))
+    found = _QUANTS.get(text)
+    if found is None:
+        if not isinstance(text, str):
+            raise TypeError(f"quant: a kind or Quant, not {type(text).__name__}")
+        kind, *rest = text.split(" ")
+        if rest:
+            multiply, by_column, ceil, scale_max = rest
+            found = Quant(kind, multiply == "1", by_column == "1", ceil == "1", float(scale_max))
+        else:
+            found = Quant(kind)
+        _QUANTS[text] = found
+    return found

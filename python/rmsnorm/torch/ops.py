@@ -130,6 +130,7 @@ _define(
 def _setup(ctx, inputs, output):
     x, weight, residual, gate, eps, preset, groups, divisor = inputs[:8]
     _, residual_out, rstd = output
+    ctx.mark_non_differentiable(rstd) if residual is not None else ctx.mark_non_differentiable(residual_out, rstd)
     ctx.set_materialize_grads(False)
     ctx.eps, ctx.preset, ctx.groups, ctx.divisor = eps, preset, groups, divisor
     rstd_kept = rstd if inputs[10] else None
@@ -137,11 +138,7 @@ def _setup(ctx, inputs, output):
 
 
 def _forward_gradient(ctx, dy, dresidual_out, drstd):
-    if drstd is not None:
-        raise RuntimeError("rmsnorm: rstd has no gradient here")
     want_x, want_weight, want_residual, want_gate = ctx.needs_input_grad[:4]
-    if ctx.residual_type is None:
-        dresidual_out = None
     dx, dresidual, dgate, dweight = gradients(
         ctx, through_operator, dy, dresidual_out, (want_x, want_residual, want_gate, want_weight)
     )
