@@ -13,6 +13,7 @@
 
 typedef struct kernel {
   char name[96];
+  const void *image;
   int most_dynamic[FAKE_DEVICES], wide_clusters[FAKE_DEVICES];
 } kernel;
 
@@ -39,7 +40,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static _Thread_local int current = -1;
 static kernel kernels[FAKE_MOST];
 static int kernel_count;
-static int libraries[FAKE_MOST]; /* a library is the address of one: 1 = loaded, 0 = not (any more) */
+static const void *libraries[FAKE_MOST]; /* a library is the address of one: its image, NULL = not loaded (any more) */
 
 static void make_current(int device) {
   current = device;
@@ -138,20 +139,20 @@ static int cuLibraryLoadData(void **library, const void *image, int *jit_options
       values != NULL || count != 0)
     return leave(breach("arguments of", "cuLibraryLoadData"));
   if (fake.loads == FAKE_MOST) return leave(2);
-  libraries[fake.loads] = 1;
+  libraries[fake.loads] = image;
   *library = &libraries[fake.loads++];
   return leave(SUCCESS);
 }
 
 static int is_loaded(const void *library) {
-  const int *l = library;
-  return l >= libraries && l < libraries + FAKE_MOST && *l == 1;
+  const void *const *l = library;
+  return l >= libraries && l < libraries + FAKE_MOST && *l != NULL;
 }
 
 static int cuLibraryUnload(void *library) {
   ENTER();
   if (!is_loaded(library)) return leave(breach("unloading", "what is not loaded"));
-  *(int *)library = 0;
+  *(const void **)library = NULL;
   fake.unloads++;
   return leave(SUCCESS);
 }
@@ -159,11 +160,13 @@ static int cuLibraryUnload(void *library) {
 static int cuLibraryGetKernel(void **handle, void *library, const char *name) {
   ENTER();
   if (!is_loaded(library)) return leave(breach("kernels of", "what is not loaded"));
+  const void *image = *(const void *const *)library;
   int i = 0;
-  while (i < kernel_count && strcmp(kernels[i].name, name) != 0) i++;
+  while (i < kernel_count && (kernels[i].image != image || strcmp(kernels[i].name, name) != 0)) i++;
   if (i == FAKE_MOST) return leave(NOT_FOUND);
   if (i == kernel_count) {
     snprintf(kernels[i].name, sizeof kernels[i].name, "%s", name);
+    kernels[i].image = image;
     for (int d = 0; d < FAKE_DEVICES; d++) kernels[i].most_dynamic[d] = 49152 - STATIC_SHARED;
     kernel_count++;
   }
@@ -209,6 +212,14 @@ static int cuFuncGetAttribute(int *value, int attribute, void *function) {
   return leave(SUCCESS);
 }
 
+static int cuKernelGetParamInfo(void *handle, size_t index, size_t *offset, size_t *bytes) {
+  ENTER();
+  const kernel *k = handle;
+  *offset = 8 * index;
+  *bytes = fake.width != NULL ? fake.width(k->image, k->name, index) : 0;
+  return leave(*bytes != 0 ? SUCCESS : INVALID_VALUE);
+}
+
 static int cuFuncLoad(void *function) {
   ENTER();
   (void)function;
@@ -222,11 +233,13 @@ static int launch(const launch_config *config, const kernel *k, void **params, v
   if (params == NULL || params[0] == NULL || extra != NULL) return breach("parameters of", k->name);
   if (fake.launches == FAKE_MOST) return 2;
   fake_launch *record = &fake.launch[fake.launches++];
-  *record = (fake_launch){.device = current, .shared = config->shared, .stream = config->stream};
+  *record = (fake_launch){.image = k->image, .device = current, .shared = config->shared, .stream = config->stream};
   snprintf(record->kernel, sizeof record->kernel, "%s", k->name);
   memcpy(record->blocks, config->blocks, sizeof record->blocks);
   memcpy(record->threads, config->threads, sizeof record->threads);
-  memcpy(record->params, params[0], fake.params_bytes);
+  if (fake.width == NULL) memcpy(record->params, params[0], fake.params_bytes);
+  for (size_t i = 0, width; fake.width != NULL && (width = fake.width(k->image, k->name, i)) != 0; i++)
+    memcpy(record->params + 8 * i, params[i], width);
   record->attributes = config->count;
   record->cluster = 1;
   for (uint32_t i = 0; i < config->count; i++) {
@@ -275,7 +288,7 @@ static const struct {
     ENTRY(cuKernelGetAttribute, 12000), ENTRY(cuKernelSetAttribute, 12000),
     ENTRY(cuKernelGetFunction, 12000),  ENTRY(cuFuncGetAttribute, 2020),
     ENTRY(cuFuncLoad, 12040),           ENTRY(cuLaunchKernelEx, 11060),
-    ENTRY(cuMemsetD8Async, 3020),
+    ENTRY(cuMemsetD8Async, 3020),       ENTRY(cuKernelGetParamInfo, 12040),
 };
 
 EXPORT int cuGetProcAddress_v2(const char *symbol, void **function, int version, uint64_t flags, int *status);

@@ -14,11 +14,13 @@ enum { FAKE_MOST = 512, FAKE_PARAMS = 4096, FAKE_DEVICES = 2 };
 
 typedef struct fake_launch {
   char kernel[96];
-  int device; /* of the context that was current */
+  const void *image; /* that it comes out of */
+  int device;        /* of the context that was current */
   uint32_t blocks[3], threads[3], shared, cluster, attributes;
   int dependent;
   void *stream;
-  unsigned char params[FAKE_PARAMS]; /* the first params_bytes of the struct that the only parameter points to */
+  /* The first params_bytes of the struct that the only parameter points to; or, with widths, each value in 8 bytes. */
+  unsigned char params[FAKE_PARAMS];
 } fake_launch;
 
 typedef struct fake_memset {
@@ -38,6 +40,8 @@ typedef struct fake_driver {
   int fail_with;     /* a CUresult */
   const char *lacks; /* an entry point that this driver does not have, or NULL */
   size_t params_bytes;
+  /* The bytes of parameter i of a kernel, 0 past its last; NULL: each kernel takes one struct. */
+  size_t (*width)(const void *image, const char *kernel, size_t i);
   int load_us; /* how long a library takes to load */
   /* Written by the driver. */
   int calls; /* all of them, of any thread */
