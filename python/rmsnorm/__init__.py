@@ -11,7 +11,14 @@ Importing this module loads neither NumPy nor torch nor anything for a GPU.
 SPDX-License-Identifier: Apache-2.0
 """
 
-from . import _native
+try:
+    from . import _native
+except ImportError as error:
+    raise ImportError(
+        "rmsnorm: the extension module is not beside the Python files. Install with `pip install .`, or build with "
+        "cmake -DRMSNORM_PYTHON=ON and set PYTHONPATH to the folder python of the build"
+    ) from error
+
 from .arrays import explain, rms_norm
 from .numerics import Numerics, Quant, preset, presets
 

@@ -342,6 +342,142 @@ static PyObject *dlpack(PyObject *module, PyObject *capsule) {
                        (int)tensor->bits, (int)tensor->lanes, shape, strides, read_only ? Py_True : Py_False);
 }
 
+/* ---------------------------------------------------------------------------------------------------------------------
+ * A short way for the everyday case: a framework that offers DLPack's exchange table (torch from 2.10 on) tells of its
+ * tensors without a Python call for each fact. Packed tensors of one shape on one device, a weight [cols] or none;
+ * everything else, and everything that is wrong, is left to the long way, which has the sentences. */
+typedef struct exchange_table {
+  uint32_t major, minor;
+  const void *older;
+  void *allocate, *managed_from, *managed_to;
+  int (*look)(void *object, dl_tensor *tensor);
+  int (*current_stream)(int32_t device_type, int32_t device_id, void **stream);
+} exchange_table;
+
+static const exchange_table *exchange; /* of the one framework that has registered; NULL: none */
+
+/* Register the exchange table in this capsule; false when it is of a version that is not known here. */
+static PyObject *use_exchange(PyObject *module, PyObject *capsule) {
+  (void)module;
+  const exchange_table *table = (const exchange_table *)PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+  if (table == NULL) return NULL;
+  if (table->major != 1 || table->look == NULL || table->current_stream == NULL) Py_RETURN_FALSE;
+  exchange = table;
+  Py_RETURN_TRUE;
+}
+
+static int real_dtype(const dl_tensor *tensor) {
+  if (tensor->lanes != 1) return RMSNORM_DTYPE_NONE;
+  if (tensor->code == 4 && tensor->bits == 16) return RMSNORM_DTYPE_BF16;
+  if (tensor->code != 2) return RMSNORM_DTYPE_NONE;
+  switch (tensor->bits) {
+  case 16:
+    return RMSNORM_DTYPE_F16;
+  case 32:
+    return RMSNORM_DTYPE_F32;
+  case 64:
+    return RMSNORM_DTYPE_F64;
+  default:
+    return RMSNORM_DTYPE_NONE;
+  }
+}
+
+static void *first_element(const dl_tensor *tensor) {
+  return tensor->data == NULL ? NULL : (char *)tensor->data + tensor->byte_offset;
+}
+
+/* Elements of a packed tensor, -1 when it is not packed. */
+static int64_t packed_elements(const dl_tensor *tensor) {
+  int64_t count = 1;
+  for (int32_t i = tensor->rank - 1; i >= 0; i--) {
+    if (tensor->strides != NULL && tensor->shape[i] != 1 && tensor->strides[i] != count) return -1;
+    count *= tensor->shape[i];
+  }
+  return count;
+}
+
+/* Look at an optional tensor that has to be packed, of x's device and of x's first `rank` sizes. */
+static int look_beside(PyObject *object, const dl_tensor *x, int32_t rank, dl_tensor *tensor, int *dtype) {
+  if (exchange->look(object, tensor) != 0) return 0;
+  *dtype = real_dtype(tensor);
+  if (*dtype == RMSNORM_DTYPE_NONE || tensor->rank != rank || tensor->device_type != x->device_type ||
+      tensor->device_id != x->device_id || packed_elements(tensor) < 0)
+    return 0;
+  for (int32_t i = 0; i < rank; i++)
+    if (tensor->shape[i] != x->shape[i]) return 0;
+  return 1;
+}
+
+/* short_forward(x, weight, residual, y, residual_out, rstd, eps, numerics) -> whether it was done this way. */
+static int read_short(PyObject *const *a, rmsnorm_forward_args *args, void **stream) {
+  dl_tensor x, t;
+  int dtype = RMSNORM_DTYPE_NONE;
+  if (exchange == NULL || exchange->look(a[0], &x) != 0) return 0;
+  const int x_dtype = real_dtype(&x);
+  const int64_t elements = packed_elements(&x);
+  if (x_dtype == RMSNORM_DTYPE_NONE || x.rank < 1 || elements <= 0) return 0;
+  const int64_t cols = x.shape[x.rank - 1];
+  args->rows = elements / cols;
+  args->cols = cols;
+  args->x = rmsnorm_input(first_element(&x), x_dtype, cols);
+  if (a[1] != Py_None) {
+    if (exchange->look(a[1], &t) != 0) return 0;
+    args->weight = first_element(&t);
+    args->weight_dtype = real_dtype(&t);
+    if (args->weight_dtype == RMSNORM_DTYPE_NONE || t.rank != 1 || t.shape[0] != cols || packed_elements(&t) < 0 ||
+        t.device_type != x.device_type || t.device_id != x.device_id)
+      return 0;
+  }
+  if (a[2] != Py_None) {
+    if (!look_beside(a[2], &x, x.rank, &t, &dtype)) return 0;
+    args->residual = rmsnorm_input(first_element(&t), dtype, cols);
+  }
+  if (!look_beside(a[3], &x, x.rank, &t, &dtype)) return 0;
+  args->y = rmsnorm_output(first_element(&t), dtype, cols);
+  if (a[4] != Py_None) {
+    if (!look_beside(a[4], &x, x.rank, &t, &dtype)) return 0;
+    args->residual_out = rmsnorm_output(first_element(&t), dtype, cols);
+  }
+  if (a[5] != Py_None) {
+    if (!look_beside(a[5], &x, x.rank - 1, &t, &dtype)) return 0;
+    if (dtype != (x_dtype == RMSNORM_DTYPE_F64 ? RMSNORM_DTYPE_F64 : RMSNORM_DTYPE_F32)) return 0;
+    args->rstd = first_element(&t);
+  }
+  args->eps = PyFloat_AsDouble(a[6]);
+  read_numerics(a[7], &args->numerics);
+  if (PyErr_Occurred() != NULL || args->numerics.gate != RMSNORM_GATE_NONE) return 0;
+  switch (x.device_type) {
+  case 1: /* the CPU */
+    return 1;
+  case 2:
+    args->device = RMSNORM_DEVICE_CUDA;
+    break;
+  case 10:
+    args->device = RMSNORM_DEVICE_HIP;
+    break;
+  default:
+    return 0;
+  }
+  return exchange->current_stream(x.device_type, x.device_id, stream) == 0;
+}
+
+static PyObject *short_forward(PyObject *module, PyObject *const *a, Py_ssize_t count) {
+  (void)module;
+  if (!enough("short_forward", count, 8)) return NULL;
+  rmsnorm_forward_args args = RMSNORM_FORWARD_ARGS_INIT;
+  void *stream = NULL;
+  if (!read_short(a, &args, &stream)) {
+    PyErr_Clear();
+    Py_RETURN_FALSE;
+  }
+  rmsnorm_status status;
+  Py_BEGIN_ALLOW_THREADS;
+  status = rmsnorm_forward(&args, stream);
+  Py_END_ALLOW_THREADS;
+  if (status != RMSNORM_OK) return raise_status(status);
+  Py_RETURN_TRUE;
+}
+
 /* ------------------------------------------------------------------------------------------------------------------ */
 #define FAST(function) ((PyCFunction)(void (*)(void))(function))
 
@@ -350,6 +486,9 @@ static PyMethodDef methods[] = {
      "forward(common..., x, residual, gate, weight, y, residual_out, rstd, quant)"},
     {"explain_forward", FAST(explain_forward), METH_FASTCALL, "the arguments of forward: who would run them"},
     {"backward", FAST(backward), METH_FASTCALL, "backward(common..., tensors..., allocate)"},
+    {"use_exchange", use_exchange, METH_O, "register a framework's DLPack exchange table"},
+    {"short_forward", FAST(short_forward), METH_FASTCALL,
+     "(x, weight, residual, y, residual_out, rstd, eps, numerics) -> whether it was done"},
     {"preload", preload, METH_O, "preload(device): load all kernels in the current context"},
     {"preset", preset, METH_O, "preset(name): the bytes of its numerics"},
     {"presets", presets, METH_NOARGS, "[(name, who uses it)]"},

@@ -1,7 +1,7 @@
 """The numerics of a norm and the forms of a quantised output: what the C structs hold, in words.
 
-A preset is named ("llama", "gemma"), or written out as `Numerics`; both end up as the bytes of `rmsnorm_numerics`, which
-are made once for each. Nothing here needs NumPy or torch.
+A preset is named ("llama", "gemma"), or written out as `Numerics`; both end up as the bytes of `rmsnorm_numerics`,
+which are made once for each. Nothing here needs NumPy or torch.
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -35,8 +35,9 @@ def _word(field: str, word: str, words: tuple[str, ...]) -> int:
 
 @dataclass(frozen=True)
 class Numerics:
-    """Where a norm rounds and what it is gated with; the defaults are float32 throughout, rounded once (docs/numerics.md,
-    section 7)."""
+    """Where a norm rounds and what it is gated with; the defaults are float32 throughout, rounded once.
+
+    docs/numerics.md, section 7, explains each."""
 
     weight_offset: float = 0.0
     round_sum: str = "none"
@@ -122,8 +123,8 @@ def result_dtype(rules: Rules, x: int, weight: int) -> int:
     if rules.result == "x" or weight == 0:
         return x
     if rules.result == "weight":
-        return weight if weight in (F16, BF16) else F32
-    return x if x == weight else max((F32, F64)[x == F64], (F32, F64)[weight == F64])
+        return weight if weight in (F16, BF16) else F64 if x == F64 else F32
+    return x if x == weight else F64 if F64 in (x, weight) else F32
 
 
 def preset(name: str) -> Numerics:

@@ -10,9 +10,8 @@ import ml_dtypes
 import numpy as np
 import oracle
 import pytest
-from oracle import BF16, DTYPES, F32, F64
-
 import rmsnorm
+from oracle import BF16, DTYPES, F32, F64
 from rmsnorm import Numerics
 
 PLAIN = [name for name in rmsnorm.presets() if rmsnorm.preset(name).gate == "none"]
@@ -36,7 +35,7 @@ def result_type(numerics, x, weight):
 @pytest.mark.parametrize("x_type", DTYPES)
 @pytest.mark.parametrize("w_type", [None, "f32", "bf16"])
 def test_bits_after_the_statistic(random, preset, x_type, w_type):
-    """rstd within its bound of float64, and y the bits of the staged model for that rstd, with a residual and without."""
+    """rstd within its bound of float64, and y the bits of the staged model for it, with a residual and without."""
     numerics = rmsnorm.preset(preset)
     for cols in (1, 7, 64, 576, 1029):
         x = make(random, (3, cols), DTYPES[x_type])
@@ -108,7 +107,7 @@ def test_strides_and_in_place(random):
         "backwards": np.zeros((5, 4, 3, 64), BF16)[::-1],
         "outer dimensions exchanged": np.zeros((3, 5, 4, 64), BF16).transpose(1, 2, 0, 3),
         "columns apart: a copy": np.zeros((5, 4, 64, 3), BF16).transpose(0, 1, 3, 2),
-        "three strides that do not fold: a copy": np.zeros((5, 5, 4, 64), BF16)[:, ::2, ::2].transpose(0, 2, 1, 3)[:, :, :3],
+        "three strides that do not fold: a copy": np.zeros((5, 5, 4, 64), BF16)[:, ::2, ::2].transpose(0, 2, 1, 3),
     }  # fmt: skip
     for name, view in views.items():
         if view.shape != packed.shape:
@@ -125,8 +124,10 @@ def test_strides_and_in_place(random):
     assert not outside.any(), "written beside the view"
 
 
-@pytest.mark.parametrize("kind", ["fp8-tensor", "fp8-row", "fp8-e5m2-row", "int8-row", "fp8-block32", "int8-block128", "mxfp8",
-                                  "mxfp8-e5m2"])  # fmt: skip
+@pytest.mark.parametrize(
+    "kind",
+    ["fp8-tensor", "fp8-row", "fp8-e5m2-row", "int8-row", "fp8-block32", "int8-block128", "mxfp8", "mxfp8-e5m2"],
+)
 def test_quantised(random, kind):
     quant = rmsnorm.Quant(kind)
     largest = 127.0 if kind.startswith("int8") else 57344.0 if "e5m2" in kind else 448.0
@@ -217,10 +218,10 @@ BAD = {
     "bad scale": (ValueError, "scale", lambda x, w: rmsnorm.rms_norm(x, w, eps=1e-6, quant="fp8-tensor", scale=-1.0)),
     "groups": (ValueError, "groups: 5", lambda x, w: rmsnorm.rms_norm(x, w, eps=1e-6, groups=5)),
     "f64 weight": (ValueError, "weight", lambda x, w: rmsnorm.rms_norm(x, w.astype(F64), eps=1e-6)),
-    "read only": (ValueError, "read only", lambda x, w: rmsnorm.rms_norm(x, w, eps=1e-6, out=np.broadcast_to(x, x.shape))),
+    "read only": (ValueError, "read only", lambda x, w: rmsnorm.rms_norm(x, eps=1e-6, out=np.broadcast_to(x, x.shape))),
     "overlap": (ValueError, "overlap", lambda x, w: rmsnorm.rms_norm(x[:-1], w, eps=1e-6, out=x[1:])),
     "unknown impl": (ValueError, "impl", lambda x, w: rmsnorm.rms_norm(x, w, eps=1e-6, impl="fastest")),
-    "f64 quantised": (NotImplementedError, "f64", lambda x, w: rmsnorm.rms_norm(x.astype(F64), eps=1e-6, quant="fp8-row")),
+    "f64 quantised": (NotImplementedError, "f64", lambda x, w: rmsnorm.rms_norm(x.astype(F64), eps=1, quant="fp8-row")),
 }  # fmt: skip
 
 

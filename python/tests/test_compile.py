@@ -8,8 +8,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import rmsnorm.torch as rt  # noqa: E402
-from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 from test_torch import DEVICES, devices, make, same  # noqa: E402
+from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 
 # On the CPU, generated code needs a C++ compiler and half a minute; tracing and gradients are seen without it.
 backends = pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
@@ -140,7 +140,8 @@ def samples(device):
         (op.forward, (b[:, ::2], None, None, None, 1e-6, "torch")),
         (op.backward, (dy, dy, d[0], d[1], None, d[3], None, 1e-6, "deepseek", 1, 0, torch.bfloat16, torch.float32,
                        torch.float16, False, True)),
-        (op.backward, (dy, None, d[0], None, d[2], d[3], None, 1e-6, "fla", 1, 0, None, torch.float32, None, True, False)),
+        (op.backward, (dy, None, d[0], None, d[2], d[3], None, 1e-6, "fla", 1, 0, None, torch.float32, None, True,
+                       False)),
         (op.quantise, (b, bw, None, None, None, 1e-6, "llama", "fp8-block32 0 1 0 0.0")),
         (op.quantise, (b, bw, b.clone(), None, scale, 1e-6, "llama", "int8-tensor")),
         (op.norm_out, (torch.empty_like(b), b, bw, 1e-6, "llama")),

@@ -51,10 +51,16 @@ def same(a, b):
 # ----------------------------------------------------------------------------------------------------------------------
 # Forward.
 @devices
+@pytest.mark.parametrize("way", ["short", "long"])
 @pytest.mark.parametrize("preset", ["torch", "llama", "gemma", "t5", "deepseek", "fp32"])
 @pytest.mark.parametrize("x_type", TYPES)
 @pytest.mark.parametrize("w_type", [None, "f32", "bf16"])
-def test_forward_is_the_numpy_layer(device, preset, x_type, w_type):
+def test_forward_is_the_numpy_layer(device, way, preset, x_type, w_type, monkeypatch):
+    """By the short way of the extension module, where torch offers it, and by the long one."""
+    if way == "long":
+        monkeypatch.setattr(rt.direct, "HAS_SHORT", False)
+    elif not rt.direct.HAS_SHORT:
+        pytest.skip("this torch has no DLPack exchange table")
     for cols in (1, 64, 577):
         x = make(2, 5, cols, dtype=TYPES[x_type], device=device)
         weight = None if w_type is None else make(cols, dtype=TYPES[w_type], device=device)
@@ -77,8 +83,8 @@ def test_views_without_a_copy(device):
     packed = make(2, 7, (4 + 2 + 2) * 64, dtype=torch.bfloat16, device=device)
     weight = make(64, dtype=torch.bfloat16, device=device)
     q, k, v = packed.split((256, 128, 128), -1)
-    views = [q.unflatten(-1, (4, 64)), k.unflatten(-1, (2, 64)), k[:1].unflatten(-1, (2, 64)).transpose(1, 2), packed[:, ::2],
-             packed[..., 3:67], packed.expand(3, 2, 7, -1)[1:], packed[:1, 2:3]]  # fmt: skip
+    views = [q.unflatten(-1, (4, 64)), k.unflatten(-1, (2, 64)), k[:1].unflatten(-1, (2, 64)).transpose(1, 2),
+             packed[:, ::2], packed[..., 3:67], packed.expand(3, 2, 7, -1)[1:], packed[:1, 2:3]]  # fmt: skip
     for view in views:
         weight = make(view.shape[-1], dtype=torch.bfloat16, device=device)
         want = rt.rms_norm(view.contiguous(), weight, 1e-6, preset="qwen3")
@@ -178,7 +184,7 @@ def forms(**more):
         "weight per head": (lambda x, w: rt.rms_norm(x, w, 1e-3, **more), (shape, (2, n))),
         "divisor": (lambda x, w: rt.rms_norm(x, w, 1e-3, divisor=20, **more), (shape, (n,))),
         "residual": (lambda x, r, w: rt.fused_add_rms_norm(x, r, w, 1e-3, **more), (shape, shape, (n,))),
-        "unrounded sum": (lambda x, r, w: rt.fused_add_rms_norm(x, r, w, 1e-3, preset="deepseek"), (shape, shape, (n,))),
+        "unrounded": (lambda x, r, w: rt.fused_add_rms_norm(x, r, w, 1e-3, preset="deepseek"), (shape, shape, (n,))),
         "gate after": (lambda x, g, w: rt.gated_rms_norm(x, g, w, 1e-3, preset="fla"), (shape, shape, (n,))),
         "gate before": (lambda x, g, w: rt.gated_rms_norm(x, g, w, 1e-3, preset="mamba2"), (shape, shape, (n,))),
         "sigmoid": (lambda x, g, w: rt.gated_rms_norm(x, g, w, 1e-3, preset="fla-sigmoid"), (shape, shape, (n,))),

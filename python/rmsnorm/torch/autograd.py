@@ -84,7 +84,9 @@ def through_operator(*arguments):
 
 
 class Norm(torch.autograd.Function):
-    """apply(x, weight, residual, gate, eps, preset, groups, divisor, dtype, residual_dtype) -> y, or (y, residual_out)."""
+    """apply(x, weight, residual, gate, eps, preset, groups, divisor, dtype, residual_dtype)
+
+    returns y, or (y, residual_out) with a residual."""
 
     @staticmethod
     def forward(ctx, x, weight, residual, gate, eps, preset, groups, divisor, dtype, residual_dtype):

@@ -47,18 +47,34 @@ E8M0_TYPE = getattr(torch, "float8_e8m0fnu", torch.uint8)  # torch before 2.7 ha
 GPU = HIP if torch.version.hip else CUDA
 
 _empty = torch.empty
+_empty_like = torch.empty_like
+_PACKED = torch.contiguous_format
+_short_forward = _native.short_forward
+# The short way needs DLPack's exchange table, which torch has from 2.10 on.
+_table = getattr(Tensor, "__dlpack_c_exchange_api__", None)
+HAS_SHORT = _table is not None and _native.use_exchange(_table)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Devices.
 class _Ready(threading.local):
-    """The GPUs that this thread has made current once, with all kernels loaded: a graph may be captured from then on."""
+    """The GPUs that this thread has made current once, with all kernels loaded: graphs may be captured from then on."""
 
     def __init__(self) -> None:
         self.devices: set[int] = set()
 
 
 _ready = _Ready()
+
+
+def _here(x: Tensor) -> bool:
+    """Whether x is on the CPU, or on the current GPU with all kernels loaded."""
+    if x.is_cpu:
+        return True
+    index = x.get_device()
+    if index not in _ready.devices:
+        _prepare(index)
+    return torch._C._cuda_getDevice() == index
 
 
 def _prepare(index: int) -> None:
@@ -241,6 +257,22 @@ def forward(
 ):
     """(y, residual_out, rstd), of which the last two may be None. out and residual_out are written where given."""
     rules = RULES[preset]
+    if HAS_SHORT and groups == 1 and divisor == 0 and gate is None and x.is_contiguous() and _here(x):
+        y, x_type = out, x.dtype
+        if y is None:
+            if dtype is None and (rules.result == "x" or weight is None or weight.dtype is x_type):
+                dtype = x_type
+            if dtype is x_type:
+                y = _empty_like(x, memory_format=_PACKED)
+        if y is not None:
+            total, rstd = residual_out, None
+            if total is None and residual is not None:
+                total = _empty_like(x, dtype=residual_dtype or sum_dtype(x, residual), memory_format=_PACKED)
+            if stats:
+                kept = torch.float64 if x_type is torch.float64 else torch.float32
+                rstd = _empty(x.shape[:-1], dtype=kept, device=x.device)
+            if _short_forward(x, weight, residual, y, total, rstd, eps, rules.packed):
+                return y, total, rstd
     code = CODES.get(x.dtype) or dtype_code("x", x)
     if x.dim() == 0:
         check_x(x)

@@ -130,7 +130,7 @@ _define(
 def _setup(ctx, inputs, output):
     x, weight, residual, gate, eps, preset, groups, divisor = inputs[:8]
     _, residual_out, rstd = output
-    ctx.mark_non_differentiable(rstd) if residual is not None else ctx.mark_non_differentiable(residual_out, rstd)
+    ctx.mark_non_differentiable(*((rstd,) if residual is not None else (residual_out, rstd)))
     ctx.set_materialize_grads(False)
     ctx.eps, ctx.preset, ctx.groups, ctx.divisor = eps, preset, groups, divisor
     rstd_kept = rstd if inputs[10] else None
