@@ -1,0 +1,226 @@
+"""backward.py - the gradients of RMSNorm: dx and the weight gradient in one pass over dy and x [4].
+
+    xhat = x * rstd;  t = dy * w;  D = sum over the row of t * xhat
+    dx = rstd * (t - xhat * D / divisor) + dresidual_out          (no mean of dy: that is LayerNorm's)
+    dweight = sum over rows of dy * xhat
+
+dweight is a sum over rows, and its bits must not depend on how many programs share the work. So the rows are dealt out
+by a rule of their own (`Chunks`), a program takes one chunk, keeps the chunk's sum of every column in registers, and
+writes it once; `dweight_sum` adds the chunks as a plain tree. No atomics: they add in a different order each time.
+
+x here is what was normalised: with a fused residual the saved sum. rstd may be saved too; where it is not, or belongs
+to a rescued row, it is computed again, to the same bits.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+from dataclasses import dataclass
+
+import triton.language as tl
+
+import triton
+
+from .anytype import store_any
+from .canonical import (
+    RSTD_MAX,
+    RSTD_MIN,
+    exp2i,
+    isqrt,
+    levels_of,
+    magnitude,
+    negative_zero,
+    ordinary,
+    pairwise,
+    present,
+    rescue_exponent,
+    rescued,
+)
+from .forward import load_weight
+
+RUN_TIME = ["units", "heads", "weight_type", "chunks", "unit_rows"]
+
+
+def lanes_of(n):
+    """W(n) [1.2]."""
+    w = 64
+    while w < 65536 and w <= n // 8:
+        w *= 2
+    return w
+
+
+def pow2_below(v):
+    return 1 << (max(v, 1).bit_length() - 1)
+
+
+@dataclass
+class Chunks:
+    """How `rows` contributing rows of length n are dealt out [4.1]: C chunks of P row lanes, in units of B rows."""
+
+    P: int
+    C: int
+    B: int
+
+    @classmethod
+    def of(cls, rows, n):
+        p = 1 << (n - 1).bit_length()
+        P = max(1, 256 // lanes_of(n))
+        if p <= 32768:
+            most = 8192 if p <= 1024 else 4096 if p == 2048 else 2048 if 3072 < n <= 4096 else 2**21 // p
+            C = pow2_below(min(most, max(2**21 // (p * P), rows // (16 * P)), rows // P))
+        else:
+            C = max(1, min(rows, max(7, 7 * 2**19 // p)))
+        return cls(P, C, pow2_below(min(4096 // p, rows // C)))
+
+
+@triton.jit
+def chunk_rows(chunk, rows, chunks, unit_rows):
+    """How many of the rows this chunk takes."""
+    whole = rows // unit_rows
+    rest = rows % unit_rows
+    last = whole % chunks
+    mine = (whole // chunks + tl.where(chunk < last, 1, 0)) * unit_rows
+    return mine + tl.where(chunk == last, rest, 0)
+
+
+@triton.jit
+def statistic(x, mask, group_cols, missing, divisor, eps, W: tl.constexpr, J: tl.constexpr):
+    """(power, r) of the rows at x, as in forward_row. `missing`: the rows that want it."""
+    lane = tl.arange(0, W)[None, :]
+    lanes = tl.zeros(mask.shape, tl.float32) + tl.zeros([1, W], tl.float32)
+    most = tl.zeros(lanes.shape, tl.int32)
+    for j in tl.static_range(J):
+        wide = tl.load(x + j * W + lane, mask=mask & (j * W + lane < group_cols), other=0.0).to(tl.float32)
+        lanes = tl.fma(wide, wide, lanes)
+        most = tl.maximum(most, magnitude(wide))
+    v = tl.math.div_rn(pairwise(lanes), divisor) + eps
+    r = isqrt(v)
+    power = tl.full(r.shape, 1.0, tl.float32)
+    bad = (ordinary(v) == 0) & missing
+    if tl.max(bad.to(tl.int32), 0) != 0:
+        greatest = tl.max(most, 1)
+        e = rescue_exponent(greatest, eps)
+        scale = exp2i(-e)[:, None]
+        again = tl.zeros(lanes.shape, tl.float32)
+        for j in tl.static_range(J):
+            wide = tl.load(x + j * W + lane, mask=mask & (j * W + lane < group_cols), other=0.0).to(tl.float32)
+            again = tl.fma(wide * scale, wide * scale, again)
+        power2, r2, _ = rescued(greatest, pairwise(again), e, divisor, eps)
+        power = tl.where(bad, power2, power)
+        r = tl.where(bad, r2, r)
+    return power, r
+
+
+@triton.jit(do_not_specialize=RUN_TIME)
+def backward_rows(x, weight, dy, dresidual_out, dx, rstd_in, partials,
+                  x_row_stride, x_head_stride, dy_row_stride, dy_head_stride, dresidual_out_row_stride,
+                  dresidual_out_head_stride, dx_row_stride, dx_head_stride,
+                  units, heads, group_cols, chunks, unit_rows, divisor, eps, weight_offset, weight_type,
+                  P: tl.constexpr, W: tl.constexpr, J: tl.constexpr, STAGES: tl.constexpr):
+    """One chunk a program, P rows at a time: row lane i takes the rows i, i + P, ... of the chunk."""
+    T: tl.constexpr = x.dtype.element_ty
+    has_dx = present(dx)
+    has_incoming = present(dresidual_out)
+    has_rstd = present(rstd_in)
+    absent = negative_zero().to(T)
+    lane = tl.arange(0, W)[None, :]
+    for chunk in range(tl.program_id(0), chunks, tl.num_programs(0)):
+        members = chunk_rows(chunk, units, chunks, unit_rows)
+
+        sums = ()
+        for j in tl.static_range(J):
+            sums = sums + (tl.zeros([P, W], tl.float32),)
+
+        for i in tl.range(0, members, P, num_stages=STAGES):
+            member = i + tl.arange(0, P)
+            unit = (member // unit_rows * chunks + chunk) * unit_rows + member % unit_rows
+            live = member < members
+            token = (unit // heads).to(tl.int64)
+            head = (unit % heads).to(tl.int64)
+            x_row = x + (token * x_row_stride + head * x_head_stride)[:, None]
+            dy_row = dy + (token * dy_row_stride + head * dy_head_stride)[:, None]
+            xs = ()
+            dys = ()
+            for j in tl.static_range(J):
+                col = j * W + lane
+                mask = (col < group_cols) & live[:, None]
+                xs = xs + (tl.load(x_row + col, mask=mask, other=absent),)
+                dys = dys + (tl.load(dy_row + col, mask=mask, other=0.0),)
+            r = tl.load(rstd_in + unit, mask=live & has_rstd, other=0.0)
+            power = tl.full([P], 1.0, tl.float32)
+            missing = ((r < RSTD_MIN) | (r > RSTD_MAX) | (r != r)) & live
+            if tl.max(missing.to(tl.int32), 0) != 0:
+                power2, r2 = statistic(x_row, live[:, None], group_cols, missing, divisor, eps, W, J)
+                power = tl.where(missing, power2, power)
+                r = tl.where(missing, r2, r)
+            r = tl.where(live, r, 1.0)[:, None]
+            power = power[:, None]
+
+            lanes = tl.zeros([P, W], tl.float32)
+            next_sums = ()
+            for j in tl.static_range(J):
+                xhat = (xs[j].to(tl.float32) * power) * r
+                g = dys[j].to(tl.float32)
+                col = j * W + lane
+                w = load_weight(weight, weight_type, weight_offset, col, col < group_cols)
+                # 1 past the last column: t is +0 there, xhat -0, and adding their product changes nothing.
+                w = tl.where(col < group_cols, w, 1.0)
+                lanes = tl.fma(g * w, xhat, lanes)
+                next_sums = next_sums + (tl.fma(g, xhat, sums[j]),)
+            sums = next_sums
+            by_dot = tl.math.div_rn(pairwise(lanes), divisor)[:, None]
+            into = dx + (token * dx_row_stride + head * dx_head_stride)[:, None]
+            incoming = dresidual_out + (token * dresidual_out_row_stride + head * dresidual_out_head_stride)[:, None]
+            # Read again, out of the first cache: kept in registers until the dot is known, x and dy would leave no
+            # room for the sums of dweight.
+            for j in tl.static_range(J):
+                col = j * W + lane
+                mask = (col < group_cols) & live[:, None]
+                xhat = (tl.load(x_row + col, mask=mask, other=0.0).to(tl.float32) * power) * r
+                g = tl.load(dy_row + col, mask=mask, other=0.0).to(tl.float32)
+                w = load_weight(weight, weight_type, weight_offset, col, mask)
+                k = tl.fma(-xhat, by_dot, g * w)
+                more = tl.load(incoming + col, mask=mask & has_incoming, other=absent).to(tl.float32)
+                tl.store(into + col, ((r * k) * power + more).to(T), mask=mask & has_dx)
+
+        if present(partials):
+            for j in tl.static_range(J):
+                col = j * W + lane
+                whole = sums[j]
+                if P == 4:  # the row lanes of a chunk are neighbours in the tree
+                    whole = tl.sum(tl.reshape(whole, [2, 2, W]), 1)
+                if P >= 2:
+                    whole = tl.sum(tl.reshape(whole, [1, 2, W]), 1)
+                tl.store(partials + chunk * group_cols.to(tl.int64) + col, whole, mask=col < group_cols)
+
+
+@triton.jit(do_not_specialize=["chunks", "dweight_cols", "dweight_vectors", "dweight_type"])
+def dweight_sum(partials, dweight, chunks, dweight_cols, dweight_vectors, dweight_type, K: tl.constexpr,
+                W: tl.constexpr):
+    """dweight of W columns: the chunks as a plain pairwise tree, one without a partner carried up.
+
+    K chunks at a time, a branch of the tree each. -0 stands for those that are not there: x + -0 is x.
+    """
+    BRANCHES: tl.constexpr = 8192 // K
+    tiles = tl.cdiv(dweight_cols, W)
+    for task in range(tl.program_id(0).to(tl.int64), dweight_vectors * tiles, tl.num_programs(0)):
+        vector = task // tiles
+        col = (task % tiles).to(tl.int32) * W + tl.arange(0, W)[None, :]
+        branches = tl.broadcast_to(negative_zero(), [BRANCHES, W])
+        for first in range(0, chunks, K):
+            chunk = first + tl.arange(0, K)[:, None]
+            mask = (chunk < chunks) & (col < dweight_cols)
+            at = (vector * chunks + chunk) * dweight_cols + col
+            sums = tl.load(partials + at, mask=mask, other=negative_zero())
+            branches = tl.where(tl.arange(0, BRANCHES)[:, None] == first // K, pairwise_rows(sums), branches)
+        store_any(dweight, dweight_type, vector * dweight_cols + col, pairwise_rows(branches), col < dweight_cols)
+
+
+@triton.jit
+def pairwise_rows(rows):
+    """[K, W] -> [1, W]: as `pairwise`, over the first axis."""
+    K: tl.constexpr = rows.shape[0]
+    W: tl.constexpr = rows.shape[1]
+    LEVELS: tl.constexpr = levels_of(K)
+    for level in tl.static_range(LEVELS):
+        rows = tl.sum(tl.reshape(rows, [K >> (level + 1), 2, W]), 1)
+    return tl.reshape(rows, [1, W])

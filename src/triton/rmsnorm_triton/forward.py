@@ -1,0 +1,229 @@
+"""forward.py - RMSNorm forward, plain or with a residual added first, one type throughout: the readable baseline.
+
+    s = x + residual                        (when there is one; residual_out = s, rounded once)
+    y = s * rstd(s) * (weight_offset + weight)        rstd = 1 / sqrt(sum(s^2) / divisor + eps)
+
+What to look at, because kernels like these get it wrong:
+- Squares are taken in float32. In f16 anything above 255 has an infinite square and anything below 2^-12 none at all.
+- The mask's `other` is 0, because a column that is not there must add nothing to the sum of squares, and it does not:
+  fma(0, 0, lane) changes no bit. Where a tensor is absent altogether it is the neutral element of what happens to it:
+  -0 of a sum (x + -0 is x, also for -0), 1 of a product.
+- There is no mean: RMSNorm subtracts none. The sum is divided by the number of columns, never by the size of the tile.
+- The weight pointer has no row term: one weight serves all rows. (It has a head and a group term: those are 0 for it.)
+- Rounding happens where a value is stored, and where the numerics of a model family name it: round_sum, round_xhat,
+  round_rstd. Nothing is rounded in passing.
+- Row offsets are 64-bit. rows * cols passes 2^31 in ordinary training.
+
+`unit` counts (token, head, group); a unit has one statistic. W = lanes(n) and J = ceil(n / W): element i of a row
+belongs to lane i mod W, and so a tile of W neighbours holds one element of every lane. With 4 to 8 tiles of a row in
+registers nothing is read twice and each thread has that many wide loads under way.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+import triton.language as tl
+
+import triton
+
+from .canonical import (
+    F32,
+    exp2i,
+    isqrt,
+    magnitude,
+    negative_zero,
+    ordinary,
+    pairwise,
+    present,
+    rescue_exponent,
+    rescued,
+)
+
+# Counts and switches: a compilation for each value of these would be one for each number of rows. (Strides and lengths
+# are left to Triton, which compiles once for those that are multiples of 16.)
+RUN_TIME = ["units", "heads", "groups", "weight_type", "round_sum", "round_xhat", "round_rstd"]
+
+
+@triton.jit
+def place(unit, heads, groups):
+    """(token, head, group) of a unit."""
+    line = unit // groups
+    return (line // heads).to(tl.int64), (line % heads).to(tl.int64), (unit % groups).to(tl.int64)
+
+
+@triton.jit
+def load_weight(weight, weight_type, weight_offset, at, mask):
+    """w, widened. The weight is of the kernel's type or f32; without one w is 1, and xhat * 1 is xhat."""
+    if weight_type == F32:
+        w = tl.load(weight.to(tl.pointer_type(tl.float32), bitcast=True) + at, mask=mask, other=1.0)
+    else:
+        w = tl.load(weight + at, mask=mask & (weight_type != 0), other=1.0).to(tl.float32)
+    return weight_offset + w
+
+
+@triton.jit
+def rounded(v, on, T: tl.constexpr):
+    """v rounded to T and widened again where `on`, a switch of the call, says so."""
+    if T == tl.float32:
+        return v
+    else:
+        return tl.where(on, v.to(T).to(tl.float32), v)
+
+
+@triton.jit
+def load_sum(x, residual, at, mask, has_residual, rounds_sum, HAS_RESIDUAL: tl.constexpr):
+    """u [1.1]: x as it is stored, to be widened where it is used; with a residual the sum, in float32."""
+    u = tl.load(x + at, mask=mask, other=0.0)
+    if HAS_RESIDUAL:
+        absent = negative_zero().to(x.dtype.element_ty)
+        s = u.to(tl.float32) + tl.load(residual + at, mask=mask & has_residual, other=absent).to(tl.float32)
+        u = rounded(s, rounds_sum, x.dtype.element_ty)
+    return u
+
+
+@triton.jit(do_not_specialize=RUN_TIME)
+def forward_row(x, residual, weight, y, residual_out, rstd_out,
+                x_row_stride, x_head_stride, residual_row_stride, residual_head_stride, y_row_stride, y_head_stride,
+                residual_out_row_stride, residual_out_head_stride, weight_head_stride, weight_group_stride,
+                units, heads, groups, group_cols, divisor, eps, weight_offset, weight_type, round_sum, round_xhat,
+                round_rstd, HAS_RESIDUAL: tl.constexpr, R: tl.constexpr, W: tl.constexpr, J: tl.constexpr):
+    """R rows a program, each of at most J * W columns, which stay in registers."""
+    T: tl.constexpr = x.dtype.element_ty
+    has_residual = present(residual)
+    keeps_sum = present(residual_out)
+    unit = tl.program_id(0) * R + tl.arange(0, R)
+    token, head, group = place(unit, heads, groups)
+    live = (unit < units)[:, None]
+    first = group * group_cols
+    x += (token * x_row_stride + head * x_head_stride + first)[:, None]
+    y += (token * y_row_stride + head * y_head_stride + first)[:, None]
+    if HAS_RESIDUAL:
+        residual += (token * residual_row_stride + head * residual_head_stride + first)[:, None]
+        residual_out += (token * residual_out_row_stride + head * residual_out_head_stride + first)[:, None]
+    at_weight = (head * weight_head_stride + group * weight_group_stride)[:, None]
+    lane = tl.arange(0, W)[None, :]
+
+    us = ()
+    lanes = tl.zeros([R, W], tl.float32)
+    for j in tl.static_range(J):
+        col = j * W + lane
+        mask = (col < group_cols) & live
+        us = us + (load_sum(x, residual, col, mask, has_residual, round_sum > F32, HAS_RESIDUAL),)
+    for j in tl.static_range(J):
+        wide = us[j].to(tl.float32)
+        lanes = tl.fma(wide, wide, lanes)
+    v = tl.math.div_rn(pairwise(lanes), divisor) + eps
+    power = tl.full([R], 1.0, tl.float32)
+    r = isqrt(v)
+    rstd = r
+    bad = (ordinary(v) == 0) & (unit < units)
+    if tl.max(bad.to(tl.int32), 0) != 0:  # rare: squares overflowed or vanished, or something is not finite
+        most = tl.zeros([R, W], tl.int32)
+        for j in tl.static_range(J):
+            most = tl.maximum(most, magnitude(us[j].to(tl.float32)))
+        greatest = tl.max(most, 1)
+        e = rescue_exponent(greatest, eps)
+        scale = exp2i(-e)[:, None]
+        again = tl.zeros([R, W], tl.float32)
+        for j in tl.static_range(J):
+            scaled = us[j].to(tl.float32) * scale
+            again = tl.fma(scaled, scaled, again)
+        power2, r2, rstd2 = rescued(greatest, pairwise(again), e, divisor, eps)
+        power = tl.where(bad, power2, power)
+        r = tl.where(bad, r2, r)
+        rstd = tl.where(bad, rstd2, rstd)
+    r = rounded(r, round_rstd > F32, T)[:, None]
+    power = power[:, None]
+    tl.store(rstd_out + unit, rounded(rstd, round_rstd > F32, T), mask=(unit < units) & present(rstd_out))
+
+    for j in tl.static_range(J):
+        col = j * W + lane
+        mask = (col < group_cols) & live
+        w = load_weight(weight, weight_type, weight_offset, at_weight + col, mask)
+        xhat = rounded((us[j].to(tl.float32) * power) * r, round_xhat > F32, T)
+        if HAS_RESIDUAL:
+            tl.store(residual_out + col, us[j].to(T), mask=mask & keeps_sum)
+        tl.store(y + col, (xhat * w).to(T), mask=mask)
+
+
+@triton.jit
+def long_sum(x, residual, group_cols, lanes, scale, has_residual, rounds_sum, HAS_RESIDUAL: tl.constexpr,
+             T: tl.constexpr, U: tl.constexpr):
+    """The canonical sum of (u * scale)^2 of a row too long for registers, and the bits of its greatest |u|.
+
+    T lanes at a time are finished, U elements of each under way, and folded to one number; those are folded in the end.
+    """
+    PARTS: tl.constexpr = 65536 // T
+    lane = tl.arange(0, T)[None, :]
+    parts = tl.broadcast_to(negative_zero(), [1, PARTS])  # -0: what is not there changes no bit, not even that of a -0
+    most = tl.zeros([1, T], tl.int32)
+    for first in range(0, lanes, T):
+        sums = tl.zeros([1, T], tl.float32)
+        for start in range(first, group_cols, lanes * U):
+            us = ()
+            for k in tl.static_range(U):
+                col = start + k * lanes + lane
+                us = us + (load_sum(x, residual, col, col < group_cols, has_residual, rounds_sum, HAS_RESIDUAL),)
+            for k in tl.static_range(U):
+                wide = us[k].to(tl.float32)
+                most = tl.maximum(most, magnitude(wide))
+                sums = tl.fma(wide * scale, wide * scale, sums)
+        parts = tl.where(tl.arange(0, PARTS)[None, :] == first // T, pairwise(sums)[:, None], parts)
+    return tl.sum(pairwise(parts), 0), tl.max(tl.max(most, 1), 0)
+
+
+@triton.jit(do_not_specialize=RUN_TIME)
+def forward_long(x, residual, weight, y, residual_out, rstd_out,
+                 x_row_stride, x_head_stride, residual_row_stride, residual_head_stride, y_row_stride, y_head_stride,
+                 residual_out_row_stride, residual_out_head_stride, weight_head_stride, weight_group_stride,
+                 units, heads, groups, group_cols, lanes, divisor, eps, weight_offset, weight_type, round_sum,
+                 round_xhat, round_rstd, HAS_RESIDUAL: tl.constexpr, W: tl.constexpr, U: tl.constexpr):
+    """One row a program, read twice: once for the sum, once (out of the cache) for the result."""
+    T: tl.constexpr = x.dtype.element_ty
+    has_residual = present(residual)
+    keeps_sum = present(residual_out)
+    unit = tl.program_id(0)
+    token, head, group = place(unit, heads, groups)
+    first = group * group_cols
+    x += token * x_row_stride + head * x_head_stride + first
+    y += token * y_row_stride + head * y_head_stride + first
+    residual += token * residual_row_stride + head * residual_head_stride + first
+    residual_out += token * residual_out_row_stride + head * residual_out_head_stride + first
+    weight_at = head * weight_head_stride + group * weight_group_stride
+
+    # At most twice: an ordinary row is done after the first sum, any other one is summed again, scaled.
+    attempts = tl.full((), 0, tl.int32)
+    going = tl.full((), 1, tl.int32)
+    scale = tl.full((), 1.0, tl.float32)
+    total = tl.full((), 0.0, tl.float32)
+    greatest = tl.full((), 0, tl.int32)
+    e = tl.full((), 0, tl.int32)
+    while going != 0:
+        total, greatest = long_sum(x, residual, group_cols, lanes, scale, has_residual, round_sum > F32,
+                                   HAS_RESIDUAL, W, U)
+        attempts += 1
+        done = (attempts == 2) | ordinary(tl.math.div_rn(total, divisor) + eps)
+        going = tl.where(done, 0, 1)
+        e = tl.where(done, e, rescue_exponent(greatest, eps))
+        scale = tl.where(done, scale, exp2i(-e))
+    power, r, rstd = rescued(greatest, total, e, divisor, eps)
+    plain = isqrt(tl.math.div_rn(total, divisor) + eps)
+    power = tl.where(attempts == 1, 1.0, power)
+    r = rounded(tl.where(attempts == 1, plain, r), round_rstd > F32, T)
+    rstd = rounded(tl.where(attempts == 1, plain, rstd), round_rstd > F32, T)
+    if present(rstd_out):
+        tl.store(rstd_out + unit, rstd)
+
+    lane = tl.arange(0, W)
+    for start in range(0, group_cols, W * U):
+        us = ()
+        for k in tl.static_range(U):
+            col = start + k * W + lane
+            us = us + (load_sum(x, residual, col, col < group_cols, has_residual, round_sum > F32, HAS_RESIDUAL),)
+        for k in tl.static_range(U):
+            col = start + k * W + lane
+            mask = col < group_cols
+            w = load_weight(weight, weight_type, weight_offset, weight_at + col, mask)
+            xhat = rounded((us[k].to(tl.float32) * power) * r, round_xhat > F32, T)
+            if HAS_RESIDUAL:
+                tl.store(residual_out + col, us[k].to(T), mask=mask & keeps_sum)
+            tl.store(y + col, (xhat * w).to(T), mask=mask)

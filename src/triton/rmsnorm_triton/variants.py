@@ -1,0 +1,133 @@
+"""variants.py - which kernels are compiled ahead of time, for which cases, and what a host has to know to launch them.
+
+A variant is a kernel with its constants fixed. `when` says for which problems it is made, in integers; the rest of what
+a family asks of a problem is written at `FAMILIES`. docs: aot.py has the list of parameter names.
+
+Threads: a tile of a fast kernel is spread so that each thread has 16 bytes of every step (8 elements of 2 bytes, 4 of
+4), and a narrow row shares its program with others until the program has some 128 threads.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+from dataclasses import dataclass, field
+
+from . import backward, forward, general_backward, general_forward
+
+TYPES = {1: "fp32", 2: "fp16", 3: "bf16"}  # rmsnorm_dtype
+SIZES = {1: 4, 2: 2, 3: 2}
+BF16, BOTH = 3, 2  # BOTH: with or without a residual
+
+UNTYPED = {"x", "residual", "gate", "weight", "y", "residual_out", "q", "scale_out", "dy", "dresidual_out", "dx",
+           "dresidual", "dgate", "dweight"}
+FLOATS = {"rstd_out", "rstd_in", "sumsq_in", "sumsq_out", "scale_in", "dot_in", "dot_out", "sums", "partials"}
+SCALARS = {"divisor", "eps", "weight_offset", "scale_max"}
+LONG = {"live_most", "live_factor", "dweight_rows", "dweight_vectors"}
+LONG_IN_GENERAL = {"rows", "units", "chunks", "unit_rows"}  # the fast families have fewer than 2^31 of them
+
+
+@dataclass
+class Variant:
+    family: str
+    kernel: object
+    constants: dict
+    threads: int
+    type: int = 0  # of the fast families; 0: every type
+    when: dict = field(default_factory=dict)
+    tile_rows: int = 0
+    tile_cols: int = 0
+    any_grid: int = 1  # programs take their work from program_id on in steps of num_programs
+    registers: int = 0  # most a thread may have; 0: the compiler's choice
+
+    @property
+    def name(self):
+        facts = [TYPES[self.type]] if self.type else []
+        facts += [f"{key}{value}" for key, value in self.when.items() if key != "type"]
+        return "_".join([self.family, *facts])
+
+    @property
+    def parameters(self):
+        """[(name, type, alignment)], in the order of the kernel. The alignment of an integer is a divisor of it."""
+        return [(name, *self._of(name)) for name in self.kernel.arg_names if name not in self.constants]
+
+    def _of(self, name):
+        fast = self.type != 0
+        run = 16 // SIZES[self.type] if fast else 1
+        if name in FLOATS:
+            return "*fp32", 4
+        if name in UNTYPED:
+            return ("*" + TYPES[self.type], 16) if fast and name != "dweight" else ("*i8", 1)
+        if name == "live_rows":
+            return "*i64", 8
+        if name in SCALARS:
+            return "fp32", 1
+        if name.endswith("_stride"):
+            return "i64", run
+        if name in LONG or (name in LONG_IN_GENERAL and not fast and self.family != "dweight_sum"):
+            return "i64", 1
+        return "i32", run if name == "group_cols" else 1
+
+    def warps(self, warp_size):
+        return max(1, min(self.threads, 1024) // warp_size)
+
+
+def _row(dtype, residual, lanes, steps):
+    run = 16 // SIZES[dtype]
+    rows = max(1, 128 * run // lanes)
+    if steps < 4:
+        rows *= 4 // steps  # as many loads under way as with 4 steps
+    return Variant("forward_row", forward.forward_row,
+                   {"HAS_RESIDUAL": residual != 0, "R": rows, "W": lanes, "J": steps},
+                   threads=max(128, min(1024, lanes // run)), type=dtype,
+                   when={"type": dtype, "residual": residual, "lanes": lanes, "steps": steps}, tile_rows=rows,
+                   any_grid=0)
+
+
+def _long(dtype, residual):
+    return Variant("forward_long", forward.forward_long, {"HAS_RESIDUAL": residual != 0, "W": 8192, "U": 4},
+                   threads=1024, type=dtype, when={"type": dtype, "residual": residual, "lanes": 0}, tile_cols=8192,
+                   any_grid=0)
+
+
+def _backward(dtype, lanes, steps):
+    run = 16 // SIZES[dtype]
+    row_lanes = max(1, 256 // lanes)
+    threads = max(32, row_lanes * lanes // run)
+    if steps > 4:
+        threads *= 2  # the sums of dweight take a register for every column
+    return Variant("backward_rows", backward.backward_rows, {"P": row_lanes, "W": lanes, "J": steps, "STAGES": 1},
+                   threads=min(1024, threads), type=dtype,
+                   when={"type": dtype, "lanes": lanes, "steps": steps, "row_lanes": row_lanes})
+
+
+def _all():
+    for lanes in (64, 128, 256, 512, 1024, 2048, 4096):
+        for steps in {64: (1, 2, 4, 8), 128: (4, 8)}.get(lanes, (4, 6, 8)):
+            for residual in (BOTH,) if lanes == 64 else (0, 1):
+                yield _row(BF16, residual, lanes, steps)
+        for dtype in (1, 2):
+            for steps in (2, 8) if lanes == 64 else (8,):
+                yield _row(dtype, BOTH, lanes, steps)
+        for steps in (2, 4, 8) if lanes == 64 else (4, 8):
+            if (lanes, steps) != (4096, 8):
+                yield _backward(BF16, lanes, steps)
+        for dtype in (1, 2):
+            if lanes < 4096:
+                yield _backward(dtype, lanes, 8)
+    yield _row(BF16, 0, 8192, 4)
+    yield _row(BF16, 1, 8192, 4)
+    for dtype in (1, 2, 3):
+        yield _long(dtype, BOTH)
+    yield Variant("dweight_sum", backward.dweight_sum, {"K": 128, "W": 16}, threads=128, tile_cols=16)
+    for tile, threads in ((256, 64), (2048, 512)):
+        yield Variant("general_forward", general_forward.general_forward, {"T": tile}, threads, when={"tile": tile},
+                      tile_cols=tile)
+        yield Variant("general_backward_sums", general_backward.general_backward_sums, {"T": tile}, threads,
+                      when={"tile": tile}, tile_cols=tile)
+        yield Variant("general_backward_dx", general_backward.general_backward_dx, {"T": tile}, threads,
+                      when={"tile": tile}, tile_cols=tile)
+    for row_lanes in (1, 2, 4):
+        yield Variant("general_backward_dweight", general_backward.general_backward_dweight,
+                      {"P": row_lanes, "T": 128}, 128, when={"row_lanes": row_lanes}, tile_cols=128)
+
+
+VARIANTS = list(_all())

@@ -1,0 +1,203 @@
+#!/usr/bin/env python3
+"""test_kernels.py - every Triton kernel in the interpreter against portable: zero differing bits.
+
+    RMSNORM_LIBRARY=build/librmsnorm.so python3 tests/triton/test_kernels.py [--full] [--seed N] [name ...]
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+import argparse
+import itertools
+import sys
+import time
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "src" / "triton")]
+import numpy as np  # noqa: E402
+import portable  # noqa: E402
+from harness import STORED, Case, Problem, differing, launch  # noqa: E402
+from rmsnorm_triton.backward import lanes_of  # noqa: E402
+from rmsnorm_triton.variants import BOTH, VARIANTS  # noqa: E402
+
+NAMES = {1: "f32", 2: "f16", 3: "bf16"}
+RUNS = {1: 4, 2: 8, 3: 8}
+
+
+def named(family, **when):
+    for v in VARIANTS:
+        if v.family == family and all(v.when.get(k) == value for k, value in when.items()):
+            return v
+    raise LookupError(family, when)
+
+
+class Tester:
+    def __init__(self, library, seed):
+        self.library, self.seed = library, seed
+        self.ran, self.failures = 0, []
+
+    def check(self, what, p, expected, out):
+        for name, tensor in expected.items():
+            if bad := differing(tensor, out[name]):
+                self.failures.append(f"{what}: {name}: {bad} elements differ: {p}")
+                print("FAILED", self.failures[-1], flush=True)
+        self.ran += 1
+
+    def forward(self, variant, p, grid, poison=()):
+        p.seed = self.seed + self.ran
+        case = Case(p)
+        expected, out = case.outputs(), case.outputs()
+        case.portable(self.library, expected)
+        launch(variant, case.values(out), grid)
+        self.check(variant.name, p, expected, out)
+
+    def stats(self, variant, p):
+        p.seed = self.seed + self.ran
+        case = Case(p)
+        expected, out = (np.full(p.units, np.nan, np.float32) for _ in range(2))
+        case.stats(self.library, expected)
+        values = case.values({})
+        from exact import Array
+        values["sumsq_out"] = Array(out)
+        launch(variant, values, 3)
+        self.check(variant.name + " stats", p, {"sumsq": expected}, {"sumsq": out})
+
+    def backward(self, variants, p, grids):
+        p.seed = self.seed + self.ran
+        case = Case(p)
+        if p.saves_rstd:
+            case.save_rstd(self.library)
+        expected, out = case.outputs(), case.outputs()
+        case.portable(self.library, expected)
+        values = case.values(out)
+        for variant, grid in zip(variants, grids):
+            launch(variant, values, grid)
+        if variants[0].family == "backward_rows":
+            expected.pop("dot_out"), out.pop("dot_out")
+        self.check(variants[0].name, p, expected, out)
+
+
+def lengths(lanes, steps, run, fewer):
+    """Row lengths that a variant takes, multiples of a run: the longest, the shortest, and odd ones between."""
+    least = max(run, (steps - (2 if fewer else 1)) * lanes + run)
+    every = [n for n in range(least, steps * lanes + 1, run) if lanes_of(n) == lanes and -(-n // lanes) <= steps]
+    return sorted({every[0], every[-1], every[len(every) // 3]}) if every else []
+
+
+def fast_forward(test, variant, full):
+    dtype, run = NAMES[variant.type], RUNS[variant.type]
+    if variant.family == "forward_long":
+        cols, rows = [65536 + 5 * run], 3
+    else:
+        lanes, steps = variant.when["lanes"], variant.when["steps"]
+        cols, rows = lengths(lanes, steps, run, True), variant.tile_rows + 2
+        rows = min(rows, 19) if lanes > 64 else rows
+    kinds = {0: [""], 1: [dtype], BOTH: ["", dtype]}[variant.when["residual"]]
+    for i, (n, residual) in enumerate(itertools.product(cols if full else cols[-2:], kinds)):
+        if variant.when.get("lanes", 0) >= 2048:
+            rows = 5
+        p = Problem(rows, n, x=dtype, y=dtype, weight=(dtype, "f32", "")[i % 3], residual=residual,
+                    residual_out=residual, align=run, round_sum=STORED if residual and i % 2 else 0,
+                    round_xhat=i % 2, round_rstd=int(i % 4 == 3), weight_offset=float(i % 2),
+                    eps=(1e-6, 0.0, 1e-30)[i % 3])
+        grid = p.units if variant.family == "forward_long" else -(-p.units // variant.tile_rows)
+        test.forward(variant, p, grid)
+    if variant.when.get("lanes") in (64, 256):  # heads and groups, each with a weight of its own
+        n = (cols[-1] + run - 1) // run * run
+        p = Problem(3, 2 * n, x=dtype, y=dtype, weight=dtype, heads=3, groups=2, weight_shape=variant.type % 3,
+                    residual=kinds[-1], residual_out=kinds[-1], align=run)
+        test.forward(variant, p, -(-p.units // variant.tile_rows))
+
+
+def fast_backward(test, variant, full):
+    dtype, run = NAMES[variant.type], RUNS[variant.type]
+    lanes, steps = variant.when["lanes"], variant.when["steps"]
+    cols = lengths(lanes, steps, run, True)
+    for i, n in enumerate(cols if full else cols[-1:]):
+        rows = (23, 9, 40)[i % 3] if lanes <= 512 else 7
+        p = Problem(rows, n, x=dtype, dy=dtype, dx=dtype, dweight=("f32", dtype)[i % 2], weight=(dtype, "f32")[i % 2],
+                    dresidual_out=dtype if i % 2 == 0 else "", align=run, weight_offset=float(i % 2),
+                    saves_rstd=i % 2 == 0, heads=1 + 2 * (i % 2))
+        p.rows = rows if p.heads == 1 else max(1, rows // 3)
+        total = named("dweight_sum")
+        test.backward([variant, total], p, [5, 3])
+    p = Problem(5, cols[-1], x=dtype, dy=dtype, dx=dtype, align=run, saves_rstd=False)  # no weight at all
+    test.backward([variant], p, [2])
+
+
+def general(test, full):
+    types = ("f32", "f16", "bf16")
+    for tile in (256, 2048):
+        v = named("general_forward", tile=tile)
+        sums, dx = named("general_backward_sums", tile=tile), named("general_backward_dx", tile=tile)
+        shapes = [(17, 1), (64, 4), (130, 2), (257, 1), (1000, 1)] if tile == 256 else [(3000, 1), (9001, 1)]
+        for i, ((cols, groups), x, residual) in enumerate(itertools.product(shapes, types, ("", "bf16", "f32"))):
+            if not full and i % 3 and cols > 64:
+                continue
+            many = 18 if cols < 300 else 6
+            heads = 1 + i % 3
+            w = ("", *types)[i % 4]
+            p = Problem(-(-many // heads), cols, x=x, y=types[(i + 1) % 3], weight=w, residual=residual, heads=heads,
+                        residual_out=types[i % 3] if residual and i % 2 else "", groups=groups,
+                        weight_shape=i % 3, weight_offset=(0.0, 1.0)[i % 2], round_sum=STORED * (i % 2) if residual
+                        else 0, round_rstd=i // 2 % 2, round_xhat=i % 4, round_normed=(i // 3) % 4,
+                        gate=types[i % 3] if i % 5 > 1 else "", gate_kind=(0, 0, 1, 2, 1)[i % 5],
+                        gate_before=i // 5 % 2, eps=(1e-6, 0.0, 1e-20)[i % 3], divisor=(0, 77)[i % 2],
+                        given_sums=i % 7 == 6)
+            test.forward(v, p, 4)
+            if i % 2:
+                test.stats(v, p)
+            b = Problem(p.rows, cols, x=x, weight=w, residual=residual, residual_out=p.residual_out, heads=heads,
+                        groups=groups, weight_shape=p.weight_shape, weight_offset=p.weight_offset,
+                        round_sum=p.round_sum, round_rstd=p.round_rstd, gate=p.gate, gate_kind=p.gate_kind,
+                        gate_before=p.gate_before, eps=p.eps, divisor=p.divisor, dy=types[(i + 2) % 3],
+                        dx=types[i % 3], dresidual=types[(i + 1) % 3] if i % 3 else "",
+                        dresidual_out=types[(i // 2) % 3] if i % 2 else "", dgate=types[i % 3] if p.gate else "",
+                        dweight=types[i % 3] if w else "", saves_rstd=i % 3 != 0, given_sums=p.given_sums)
+            if not b.dweight:
+                test.backward([dx], b, [3])
+                continue
+            n = b.group_cols if b.weight_shape == 2 else b.cols
+            weights = named("general_backward_dweight", row_lanes=max(1, 256 // lanes_of(n)))
+            test.backward([sums, weights, dx, named("dweight_sum")], b, [3, 4, 2, 2])
+
+
+def quantised(test, full):
+    v = named("general_forward", tile=256)
+    i = 0
+    for quant, q, block in itertools.product((1, 2, 3, 4), ("fp8_e4m3", "fp8_e5m2", "int8"), (32, 64, 128)):
+        if (quant == 4 and (q == "int8" or block != 32)) or (quant < 3 and block != 32):
+            continue
+        for cols, groups in ((96, 1), (300, 1), (256, 2)):
+            i += 1
+            if quant > 2 and groups > 1 and cols // groups % block:
+                continue
+            p = Problem(19, cols, x=("bf16", "f32", "f16")[i % 3], y=("", "bf16")[i % 2], weight=("bf16", "")[i % 2],
+                        quant=quant, quant_type=q, block_cols=block if quant > 2 else 0, scale_op=i % 2 if quant < 4
+                        else 0, e8m0_rounding=i % 2 if quant == 4 else 0, groups=groups,
+                        scale_max=(0.0, 0.01)[i % 2] if quant in (2, 3) else 0.0, round_normed=i % 2,
+                        residual=("", "f32")[i % 2], residual_out=("", "f16")[i % 2])
+            test.forward(v, p, 3)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("names", nargs="*", help="beginnings of variant names, `general`, `quantised`; default: all")
+    parser.add_argument("--full", action="store_true", help="every length and combination, not a thinned set")
+    parser.add_argument("--seed", type=int, default=20240607)
+    args = parser.parse_args()
+    test = Tester(portable.Library(), args.seed)
+    started = time.time()
+    print(f"seed {args.seed}")
+    families = {"forward_row": fast_forward, "forward_long": fast_forward, "backward_rows": fast_backward}
+    for variant in VARIANTS:
+        if variant.family in families and (not args.names or any(variant.name.startswith(n) for n in args.names)):
+            families[variant.family](test, variant, args.full)
+    for name, run in (("general", general), ("quantised", quantised)):
+        if not args.names or name in args.names:
+            run(test, args.full)
+    print(f"{test.ran} problems, {len(test.failures)} failures, {time.time() - started:.0f} s")
+    sys.exit(bool(test.failures))
+
+
+if __name__ == "__main__":
+    main()
