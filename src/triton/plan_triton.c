@@ -136,7 +136,6 @@ static void fill_weight(const rn_problem *p, rn_triton_extra *e) {
   e->weight_offset = -0.0f;
   if (p->weight == NULL) return;
   e->weight_type = p->weight_dtype;
-  e->weight_is_f32 = p->weight_dtype == RMSNORM_DTYPE_F32;
   e->weight_offset = p->weight_offset;
   e->weight_head_stride = p->weight_head_bytes / p->weight_size;
   e->weight_group_stride = p->weight_group_bytes / p->weight_size;
@@ -272,6 +271,12 @@ static bool plan_general(planning *q) {
 
 /* ---- all ---- */
 
+/* A program has one group of a row at hand, and the scale of such a block needs two. */
+static bool has_straddling_blocks(const rn_problem *p) {
+  return (p->quant == RMSNORM_QUANT_BLOCK || p->quant == RMSNORM_QUANT_MX) && p->groups > 1 &&
+         p->group_cols % p->block_cols != 0;
+}
+
 static void start(planning *q) {
   q->plan->steps = 0;
   fill(q->p, &q->plan->extra);
@@ -285,6 +290,7 @@ const char *rn_triton_plan_of(const rn_problem *p, const rn_triton_device *devic
   if (q.target == NULL) return rn_triton_no_target;
   if (p->op == RMSNORM_OP_BACKWARD && p->dweight != NULL && !workspace_of(p, &partials, &total))
     return "the workspace would not fit in memory";
+  if (has_straddling_blocks(p)) return "a block of one scale reaches over two groups";
   start(&q);
   if (p->op == RMSNORM_OP_FORWARD ? plan_forward(&q) : p->op == RMSNORM_OP_BACKWARD && plan_backward(&q)) return NULL;
   start(&q);

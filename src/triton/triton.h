@@ -63,7 +63,6 @@
   X(weight_head_stride, I64, weight_head_stride)                                                                       \
   X(weight_group_stride, I64, weight_group_stride)                                                                     \
   X(weight_type, I32, weight_type)                                                                                     \
-  X(weight_is_f32, I32, weight_is_f32)                                                                                 \
   X(weight_offset, F32, weight_offset)                                                                                 \
   X(dweight_type, I32, dweight_type)                                                                                   \
   X(rstd_in, POINTER, rstd_in)                                                                                         \
@@ -95,7 +94,7 @@ enum rn_triton_name {
 
 typedef struct rn_triton_extra {
   int64_t weight_head_stride, weight_group_stride; /* elements */
-  int32_t weight_type, weight_is_f32, dweight_type;
+  int32_t weight_type, dweight_type;
   float weight_offset; /* -0.0f without weight, too */
   float divisor, eps;
   const void *rstd_in; /* NULL where it may not be used */
