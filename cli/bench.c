@@ -43,7 +43,7 @@ static const char help[] =
     "  --call-cost      only what a call costs\n"
     "  --json           one JSON document instead of the table\n"
     "  --svg FILE       a chart: fraction against cols\n"
-    "  --device WHERE   cpu (default), cuda, or cuda:N, the GPU of that number\n"
+    "  --device WHERE   cpu (default), cuda, hip, or with the number of the GPU: cuda:N, hip:N\n"
     "\n"
     "On a GPU: graphs of many launches, buffers in the L2 (hot: at most 256 rows and 12 MiB) or four times its size\n"
     "(cold); sampled rows are compared with portable before and after.\n"
@@ -107,7 +107,7 @@ static int parse(int argc, char **argv, options *o, rn_gpu_bench *g) {
   rn_list dtypes = {{0}, 0}, cols = {{0}, 0}, rows = {{0}, 0};
   int64_t multiprocessors = 0;
   bool dependent = false;
-  const rn_option table[] = {{"device", rn_take_where, &g->where, "cpu, cuda or cuda:N"},
+  const rn_option table[] = {{"device", rn_take_where, &g->where, RN_WHERE_EXPECTED},
                              {"op", rn_take_text, &ops, "a list of operations"},
                              {"dtype", take_dtypes, &dtypes, "a list of f32, bf16, f16"},
                              {"cols", take_counts, &cols, "a list of whole numbers from 1"},
@@ -127,7 +127,7 @@ static int parse(int argc, char **argv, options *o, rn_gpu_bench *g) {
                              {NULL, NULL, NULL, NULL}};
   int status = rn_options("bench", argc, argv, table, help);
   if (status >= 0) return status;
-  bool gpu = g->where.device == RMSNORM_DEVICE_CUDA;
+  bool gpu = g->where.device != RMSNORM_DEVICE_CPU;
   rn_list *list = gpu ? &g->ops : &o->ops;
   if (ops && !rn_take_list(ops, list, gpu ? take_gpu_op : take_op))
     return rn_trouble("bench", "--op does not take '%s'. Try: rmsnorm bench --help", ops);
@@ -140,7 +140,7 @@ static int parse(int argc, char **argv, options *o, rn_gpu_bench *g) {
     return -1;
   }
   if (g->peers || dependent || multiprocessors)
-    return rn_trouble("bench", "--peers, --dependent and --multiprocessors want --device cuda");
+    return rn_trouble("bench", "--peers, --dependent and --multiprocessors want a GPU (--device)");
   if (dtypes.count) o->dtypes = dtypes;
   if (cols.count) o->cols = cols;
   if (rows.count > 1) return rn_trouble("bench", "--rows wants one whole number on the CPU");
@@ -391,7 +391,7 @@ int rn_cmd_bench(int argc, char **argv) {
   if (o.threads.value[1] <= 1) o.threads.count = 1;
   int status = parse(argc, argv, &o, &gpu);
   if (status >= 0) return status;
-  if (gpu.where.device == RMSNORM_DEVICE_CUDA) return rn_gpu_bench_run(&gpu);
+  if (gpu.where.device != RMSNORM_DEVICE_CPU) return rn_gpu_bench_run(&gpu);
   print_head(&o);
   if (o.call_cost) return call_costs(&o);
   rn_bench_cell *cells = calloc(MOST_CELLS + 1, sizeof *cells);

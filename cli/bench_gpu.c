@@ -293,11 +293,12 @@ int rn_gpu_bench_run(const rn_gpu_bench *b) {
     usual_cells(b, &t);
   if (!status && !t.count) status = rn_trouble("bench", "no cell is left. Try: rmsnorm bench --help");
   if (!status) {
+    rn_device_choose(b->where.device);
     device = rn_device_open(b->where.ordinal);
     if (!device || !rn_device_facts_of(b->where.ordinal, &facts))
-      status = rn_trouble("bench", "--device cuda: %s", rn_device_error());
-    else if (rmsnorm_preload(RMSNORM_DEVICE_CUDA) != RMSNORM_OK)
-      status = rn_trouble("bench", "--device cuda: %s", rmsnorm_last_error());
+      status = rn_trouble("bench", "--device %s: %s", rn_where_name(&b->where), rn_device_error());
+    else if (rmsnorm_preload(b->where.device) != RMSNORM_OK)
+      status = rn_trouble("bench", "--device %s: %s", rn_where_name(&b->where), rmsnorm_last_error());
   }
   if (!status) {
     own.settings.l2_bytes = facts.l2_bytes ? facts.l2_bytes : (size_t)64 << 20;

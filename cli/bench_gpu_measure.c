@@ -114,7 +114,7 @@ static bool reserve(size_t bytes) {
 static rmsnorm_forward_args forward_of(const bed *b, int64_t set) {
   const rn_gpu_cell *c = b->c;
   rmsnorm_forward_args f = RMSNORM_FORWARD_ARGS_INIT;
-  f.rows = c->rows, f.cols = c->cols, f.eps = 1e-6, f.device = RMSNORM_DEVICE_CUDA;
+  f.rows = c->rows, f.cols = c->cols, f.eps = 1e-6, f.device = rn_device_kind();
   f.impl = b->s->impl, f.launch = &b->s->launch;
   f.weight = array(b, WEIGHT, 0), f.weight_dtype = c->dtype;
   f.x = rmsnorm_input(array(b, X, set), c->dtype, c->cols);
@@ -139,7 +139,7 @@ static rmsnorm_forward_args forward_of(const bed *b, int64_t set) {
 static rmsnorm_backward_args backward_of(const bed *b, int64_t set) {
   const rn_gpu_cell *c = b->c;
   rmsnorm_backward_args a = RMSNORM_BACKWARD_ARGS_INIT;
-  a.rows = c->rows, a.cols = c->cols, a.eps = 1e-6, a.device = RMSNORM_DEVICE_CUDA;
+  a.rows = c->rows, a.cols = c->cols, a.eps = 1e-6, a.device = rn_device_kind();
   a.impl = b->s->impl, a.launch = &b->s->launch;
   a.weight = array(b, WEIGHT, 0), a.weight_dtype = c->dtype;
   a.x = rmsnorm_input(array(b, X, set), c->dtype, c->cols);

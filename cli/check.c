@@ -34,7 +34,7 @@ static const char help[] =
     "  --impl PATTERN   only implementations whose name matches (*, ? and [ ] as in the shell)\n"
     "  --case PATTERN   only families (\"quant\") or cases (\"quant/17\") that match\n"
     "  --seed N         another set of random cases (default 1)\n"
-    "  --device WHERE   cpu (default), cuda, or cuda:N, the GPU of that number\n"
+    "  --device WHERE   cpu (default), cuda, hip, or with the number of the GPU: cuda:N, hip:N\n"
     "  --every N        only every Nth case of each family, for slow machines\n"
     "  --quick, --long  fewer cases, many more; --smoke: an eleventh of --quick\n"
     "  --list           the families and their number of cases, nothing is run\n"
@@ -142,7 +142,7 @@ static int list_families(const rn_check_options *o) {
       printf("  %s\n", text);
     }
   }
-  if (o->where.device == RMSNORM_DEVICE_CUDA) rn_device_family_list(o);
+  if (o->where.device != RMSNORM_DEVICE_CPU) rn_device_family_list(o);
   return 0;
 }
 
@@ -167,7 +167,7 @@ static int parse(int argc, char **argv, rn_check_options *o) {
   const rn_option table[] = {{"impl", rn_take_text, &o->impl, "a pattern"},
                              {"case", rn_take_text, &o->which, "a pattern"},
                              {"seed", rn_take_seed, &o->seed, "a whole number"},
-                             {"device", rn_take_where, &o->where, "cpu, cuda or cuda:N"},
+                             {"device", rn_take_where, &o->where, RN_WHERE_EXPECTED},
                              {"every", rn_take_count, &o->step, "a whole number from 1"},
                              {"smoke", take_smoke, o, NULL},
                              {"quick", take_quick, o, NULL},
@@ -238,17 +238,18 @@ int rn_cmd_check(int argc, char **argv) {
   signal(SIGBUS, on_fault);
   if (o.self_test) return self_test(&o);
   if (o.list) return list_families(&o);
-  if (o.where.device == RMSNORM_DEVICE_CUDA) {
+  if (o.where.device != RMSNORM_DEVICE_CPU) {
+    rn_device_choose(o.where.device);
     device = rn_device_open(o.where.ordinal);
     if (!device || !rn_device_facts_of(o.where.ordinal, &r.facts) || !(r.stream = rn_stream_new())) {
       rn_device_close(device);
-      return rn_trouble("check", "--device cuda: %s", rn_device_error());
+      return rn_trouble("check", "--device %s: %s", rn_where_name(&o.where), rn_device_error());
     }
     r.device = device;
-    if (rmsnorm_preload(RMSNORM_DEVICE_CUDA) != RMSNORM_OK) {
+    if (rmsnorm_preload(o.where.device) != RMSNORM_OK) {
       rn_stream_free(r.stream);
       rn_device_close(device);
-      return rn_trouble("check", "--device cuda: %s", rmsnorm_last_error());
+      return rn_trouble("check", "--device %s: %s", rn_where_name(&o.where), rmsnorm_last_error());
     }
   }
   status = choose(&o, &r);

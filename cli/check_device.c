@@ -105,7 +105,7 @@ static int run_contexts(rn_bed *b, const char *family, int64_t index) {
       rn_check_note(b->r, "%s/%lld: %s", family, (long long)index, rn_device_error());
       return rn_device_use(b->r->device) ? 0 : 2;
     }
-    if (rmsnorm_preload(RMSNORM_DEVICE_CUDA) != RMSNORM_OK) {
+    if (rmsnorm_preload(rn_device_kind()) != RMSNORM_OK) {
       rn_check_note(b->r, "%s/%lld: %s", family, (long long)index, rmsnorm_last_error());
       return rn_device_use(b->r->device) ? 0 : 2;
     }

@@ -307,8 +307,8 @@ static int run_impl(const extent *e, side *s, int impl, bool of_many, int64_t in
     if (s[k].dtype && s[k].output && !rn_device_fill(s[k].base, POISON, s[k].bytes)) return 2;
   }
   if (!rn_device_finish()) return 2;
-  rmsnorm_status status = e->op == FORWARD ? forward(e, &p, r->name[impl], RMSNORM_DEVICE_CUDA, r->stream)
-                                           : backward(e, &p, r->name[impl], RMSNORM_DEVICE_CUDA, r->stream, &workspace);
+  rmsnorm_status status = e->op == FORWARD ? forward(e, &p, r->name[impl], rn_device_kind(), r->stream)
+                                           : backward(e, &p, r->name[impl], rn_device_kind(), r->stream, &workspace);
   if (status == RMSNORM_ERROR_UNSUPPORTED) {
     r->tally[impl].unsupported++;
     return 0;

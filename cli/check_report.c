@@ -25,8 +25,10 @@ void rn_check_note(rn_check_report *r, const char *format, ...) {
 
 static void print_again(FILE *out, const char *impl, const char *family, int64_t index, const rn_check_options *o) {
   fprintf(out, "  again: rmsnorm check%s --impl %s --case %s/%lld --seed %llu\n",
-          o->where.device == RMSNORM_DEVICE_CUDA ? " --device cuda" : "", impl, family, (long long)index,
-          (unsigned long long)o->seed);
+          o->where.device == RMSNORM_DEVICE_CPU   ? ""
+          : o->where.device == RMSNORM_DEVICE_HIP ? " --device hip"
+                                                  : " --device cuda",
+          impl, family, (long long)index, (unsigned long long)o->seed);
 }
 
 void rn_check_findings(const rn_harness *h, const char *impl, const char *family, int64_t index,

@@ -1,7 +1,7 @@
-/* gpu.c - gpu.h through the CUDA driver, found at run time.
+/* gpu.c - gpu.h through the CUDA driver or the HIP runtime, found at run time.
  *
- * The few functions of the driver that are needed, by the names the driver exports them under, with C types of our own:
- * no header of CUDA is needed to build the command.
+ * The few functions that are needed, by the names each exports them under, with C types of our own: no header of CUDA
+ * or ROCm is needed to build the command. HIP's functions are CUDA's by other names, but for what a context is.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "gpu.h"
@@ -17,11 +17,7 @@ typedef uint64_t address; /* CUdeviceptr */
 
 enum {
   SUCCESS = 0,
-  MULTIPROCESSORS = 16, /* CU_DEVICE_ATTRIBUTE_... */
-  L2_BYTES = 38,
-  CAPABILITY_MAJOR = 75,
-  CAPABILITY_MINOR = 76,
-  NON_BLOCKING = 1,  /* CU_STREAM_NON_BLOCKING */
+  NON_BLOCKING = 1,  /* CU_STREAM_NON_BLOCKING, hipStreamNonBlocking */
   CAPTURE_GLOBAL = 0 /* the strictest: nothing that a capture forbids may be called by anybody */
 };
 
@@ -36,55 +32,82 @@ typedef struct launch {
   (void **library, const void *image, int *options, void **values, unsigned count, int *library_options,               \
    void **library_values, unsigned library_count)
 
-/* name without suffix, suffix, parameters */
+/* name, CUDA's symbol, HIP's symbol ("": it has none), parameters */
 #define FUNCTIONS(X)                                                                                                   \
-  X(cuInit, "", (unsigned flags))                                                                                      \
-  X(cuDriverGetVersion, "", (int *version))                                                                            \
-  X(cuGetErrorName, "", (int error, const char **text))                                                                \
-  X(cuGetErrorString, "", (int error, const char **text))                                                              \
-  X(cuDeviceGetCount, "", (int *count))                                                                                \
-  X(cuDeviceGet, "", (int *device, int ordinal))                                                                       \
-  X(cuDeviceGetName, "", (char *name, int bytes, int device))                                                          \
-  X(cuDeviceGetAttribute, "", (int *value, int attribute, int device))                                                 \
-  X(cuDeviceTotalMem, "_v2", (size_t * bytes, int device))                                                             \
-  X(cuDevicePrimaryCtxRetain, "", (void **context, int device))                                                        \
-  X(cuDevicePrimaryCtxRelease, "_v2", (int device))                                                                    \
-  X(cuCtxCreate, "_v2", (void **context, unsigned flags, int device))                                                  \
-  X(cuCtxDestroy, "_v2", (void *context))                                                                              \
-  X(cuCtxSetCurrent, "", (void *context))                                                                              \
-  X(cuCtxSynchronize, "", (void))                                                                                      \
-  X(cuMemGetInfo, "_v2", (size_t * available, size_t * total))                                                         \
-  X(cuMemAlloc, "_v2", (address * data, size_t bytes))                                                                 \
-  X(cuMemFree, "_v2", (address data))                                                                                  \
-  X(cuMemAllocHost, "_v2", (void **data, size_t bytes))                                                                \
-  X(cuMemFreeHost, "", (void *data))                                                                                   \
-  X(cuMemcpyHtoD, "_v2", (address to, const void *from, size_t bytes))                                                 \
-  X(cuMemcpyDtoH, "_v2", (void *to, address from, size_t bytes))                                                       \
-  X(cuMemcpyDtoDAsync, "_v2", (address to, address from, size_t bytes, void *stream))                                  \
-  X(cuMemsetD8, "_v2", (address to, unsigned char value, size_t count))                                                \
-  X(cuStreamCreate, "", (void **stream, unsigned flags))                                                               \
-  X(cuStreamSynchronize, "", (void *stream))                                                                           \
-  X(cuStreamDestroy, "_v2", (void *stream))                                                                            \
-  X(cuStreamBeginCapture, "_v2", (void *stream, int mode))                                                             \
-  X(cuStreamEndCapture, "", (void *stream, void **graph))                                                              \
-  X(cuEventCreate, "", (void **event, unsigned flags))                                                                 \
-  X(cuEventRecord, "", (void *event, void *stream))                                                                    \
-  X(cuEventSynchronize, "", (void *event))                                                                             \
-  X(cuEventElapsedTime, "", (float *milliseconds, void *from, void *to))                                               \
-  X(cuEventDestroy, "_v2", (void *event))                                                                              \
-  X(cuGraphInstantiateWithFlags, "", (void **exec, void *graph, unsigned long long flags))                             \
-  X(cuGraphLaunch, "", (void *exec, void *stream))                                                                     \
-  X(cuGraphExecDestroy, "", (void *exec))                                                                              \
-  X(cuGraphDestroy, "", (void *graph))                                                                                 \
-  X(cuLibraryLoadData, "", LIBRARY_PARAMETERS)                                                                         \
-  X(cuLibraryGetKernel, "", (void **kernel, void *library, const char *name))                                          \
-  X(cuLaunchKernelEx, "", (const launch *how, void *kernel, void **parameters, void **extra))
+  X(cuInit, "cuInit", "hipInit", (unsigned flags))                                                                     \
+  X(cuDriverGetVersion, "cuDriverGetVersion", "hipRuntimeGetVersion", (int *version))                                  \
+  X(cuGetErrorName, "cuGetErrorName", "hipDrvGetErrorName", (int error, const char **text))                            \
+  X(cuGetErrorString, "cuGetErrorString", "hipDrvGetErrorString", (int error, const char **text))                      \
+  X(cuDeviceGetCount, "cuDeviceGetCount", "hipGetDeviceCount", (int *count))                                           \
+  X(cuDeviceGet, "cuDeviceGet", "hipDeviceGet", (int *device, int ordinal))                                            \
+  X(cuDeviceGetName, "cuDeviceGetName", "hipDeviceGetName", (char *name, int bytes, int device))                       \
+  X(cuDeviceGetAttribute, "cuDeviceGetAttribute", "hipDeviceGetAttribute", (int *value, int attribute, int device))    \
+  X(cuDeviceTotalMem, "cuDeviceTotalMem_v2", "hipDeviceTotalMem", (size_t * bytes, int device))                        \
+  X(cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", "", (void **context, int device))                            \
+  X(cuDevicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease_v2", "", (int device))                                       \
+  X(cuCtxCreate, "cuCtxCreate_v2", "", (void **context, unsigned flags, int device))                                   \
+  X(cuCtxDestroy, "cuCtxDestroy_v2", "", (void *context))                                                              \
+  X(cuCtxSetCurrent, "cuCtxSetCurrent", "", (void *context))                                                           \
+  X(cuCtxSynchronize, "cuCtxSynchronize", "hipDeviceSynchronize", (void))                                              \
+  X(cuMemGetInfo, "cuMemGetInfo_v2", "hipMemGetInfo", (size_t * available, size_t * total))                            \
+  X(cuMemAlloc, "cuMemAlloc_v2", "hipMalloc", (address * data, size_t bytes))                                          \
+  X(cuMemFree, "cuMemFree_v2", "hipFree", (address data))                                                              \
+  X(cuMemAllocHost, "cuMemAllocHost_v2", "hipMemAllocHost", (void **data, size_t bytes))                               \
+  X(cuMemFreeHost, "cuMemFreeHost", "hipHostFree", (void *data))                                                       \
+  X(cuMemcpyHtoD, "cuMemcpyHtoD_v2", "hipMemcpyHtoD", (address to, const void *from, size_t bytes))                    \
+  X(cuMemcpyDtoH, "cuMemcpyDtoH_v2", "hipMemcpyDtoH", (void *to, address from, size_t bytes))                          \
+  X(cuMemcpyDtoDAsync, "cuMemcpyDtoDAsync_v2", "hipMemcpyDtoDAsync",                                                   \
+    (address to, address from, size_t bytes, void *stream))                                                            \
+  X(cuMemsetD8, "cuMemsetD8_v2", "hipMemsetD8", (address to, unsigned char value, size_t count))                       \
+  X(cuStreamCreate, "cuStreamCreate", "hipStreamCreateWithFlags", (void **stream, unsigned flags))                     \
+  X(cuStreamSynchronize, "cuStreamSynchronize", "hipStreamSynchronize", (void *stream))                                \
+  X(cuStreamDestroy, "cuStreamDestroy_v2", "hipStreamDestroy", (void *stream))                                         \
+  X(cuStreamBeginCapture, "cuStreamBeginCapture_v2", "hipStreamBeginCapture", (void *stream, int mode))                \
+  X(cuStreamEndCapture, "cuStreamEndCapture", "hipStreamEndCapture", (void *stream, void **graph))                     \
+  X(cuEventCreate, "cuEventCreate", "hipEventCreateWithFlags", (void **event, unsigned flags))                         \
+  X(cuEventRecord, "cuEventRecord", "hipEventRecord", (void *event, void *stream))                                     \
+  X(cuEventSynchronize, "cuEventSynchronize", "hipEventSynchronize", (void *event))                                    \
+  X(cuEventElapsedTime, "cuEventElapsedTime", "hipEventElapsedTime", (float *milliseconds, void *from, void *to))      \
+  X(cuEventDestroy, "cuEventDestroy_v2", "hipEventDestroy", (void *event))                                             \
+  X(cuGraphInstantiateWithFlags, "cuGraphInstantiateWithFlags", "hipGraphInstantiateWithFlags",                        \
+    (void **exec, void *graph, unsigned long long flags))                                                              \
+  X(cuGraphLaunch, "cuGraphLaunch", "hipGraphLaunch", (void *exec, void *stream))                                      \
+  X(cuGraphExecDestroy, "cuGraphExecDestroy", "hipGraphExecDestroy", (void *exec))                                     \
+  X(cuGraphDestroy, "cuGraphDestroy", "hipGraphDestroy", (void *graph))                                                \
+  X(cuLibraryLoadData, "cuLibraryLoadData", "", LIBRARY_PARAMETERS)                                                    \
+  X(cuLibraryGetKernel, "cuLibraryGetKernel", "", (void **kernel, void *library, const char *name))                    \
+  X(cuLaunchKernelEx, "cuLaunchKernelEx", "", (const launch *how, void *kernel, void **parameters, void **extra))      \
+  X(hipSetDevice, "", "hipSetDevice", (int device))                                                                    \
+  X(hipGetDeviceProperties, "", "hipGetDevicePropertiesR0600", (void *properties, int device))
 
-static struct {
-#define MEMBER(name, suffix, parameters) int(*name) parameters;
+typedef struct api {
+#define MEMBER(name, cuda, hip, parameters) int(*name) parameters;
   FUNCTIONS(MEMBER)
 #undef MEMBER
-} cu;
+} api;
+
+enum attribute { MULTIPROCESSORS, L2_BYTES, MAJOR, MINOR, ATTRIBUTES };
+
+/* Kinds of devices, by rmsnorm_device. */
+typedef struct runtime {
+  const char *word, *variable; /* of the environment, that names another file */
+  const char *files[5];        /* tried in this order, after that one */
+  int attributes[ATTRIBUTES];  /* CU_DEVICE_ATTRIBUTE_..., hipDeviceAttribute_t */
+  enum { NOT_YET, LOADED, REFUSED } state;
+  int version, count; /* of the driver, of its devices */
+  char why[400];
+  api api;
+} runtime;
+static runtime runtimes[] = {[RMSNORM_DEVICE_CUDA] = {.word = "CUDA driver",
+                                                      .variable = "RMSNORM_CUDA_DRIVER",
+                                                      .files = {"libcuda.so.1"},
+                                                      .attributes = {16, 38, 75, 76}},
+                             [RMSNORM_DEVICE_HIP] = {.word = "HIP runtime",
+                                                     .variable = "RMSNORM_HIP_DRIVER",
+                                                     .files = {"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so",
+                                                               "/opt/rocm/lib/libamdhip64.so"},
+                                                     .attributes = {63, 19, 23, 61}}};
+static runtime *now = &runtimes[RMSNORM_DEVICE_CUDA];
 
 struct rn_device {
   void *context;
@@ -92,29 +115,53 @@ struct rn_device {
   bool primary;
 };
 
-static char what[400];
-static int version, count; /* of the driver, of its devices */
+static char what[sizeof now->why];
+
+void rn_device_choose(int device) {
+  now = &runtimes[device == RMSNORM_DEVICE_HIP ? RMSNORM_DEVICE_HIP : RMSNORM_DEVICE_CUDA];
+}
+int rn_device_kind(void) {
+  return (int)(now - runtimes);
+}
+static bool is_hip(void) {
+  return now == &runtimes[RMSNORM_DEVICE_HIP];
+}
 
 const char *rn_device_error(void) {
   return what;
 }
 
+/* What a function is called where it was looked for. */
+static const char *symbol_of(const char *name) {
+  static const struct {
+    const char *name, *cuda, *hip;
+  } symbols[] = {
+#define SYMBOLS(name, cuda, hip, parameters) {#name, cuda, hip},
+      FUNCTIONS(SYMBOLS)
+#undef SYMBOLS
+  };
+  size_t i = 0;
+  while (strcmp(name, symbols[i].name) != 0) i++;
+  const char *symbol = is_hip() ? symbols[i].hip : symbols[i].cuda;
+  return *symbol ? symbol : name;
+}
+
 static bool failed(const char *function, int error) {
   const char *name = NULL, *words = NULL;
-  if (cu.cuGetErrorName) (void)cu.cuGetErrorName(error, &name);
-  if (cu.cuGetErrorString) (void)cu.cuGetErrorString(error, &words);
-  snprintf(what, sizeof what, "%s: %s (%d)%s%s", function, name ? name : "error", error, words ? ", " : "",
+  if (now->api.cuGetErrorName) (void)now->api.cuGetErrorName(error, &name);
+  if (now->api.cuGetErrorString) (void)now->api.cuGetErrorString(error, &words);
+  snprintf(what, sizeof what, "%s: %s (%d)%s%s", symbol_of(function), name ? name : "error", error, words ? ", " : "",
            words ? words : "");
   return false;
 }
 
 static bool missing(const char *function) {
-  snprintf(what, sizeof what, "the driver has no %s", function);
+  snprintf(what, sizeof what, "the %s has no %s", now->word, symbol_of(function));
   return false;
 }
 
-/* true when the driver's function is there and succeeds. */
-#define TRY(name, ...) (cu.name == NULL ? missing(#name) : attempted(#name, cu.name(__VA_ARGS__)))
+/* true when the function is there and succeeds. */
+#define TRY(name, ...) (now->api.name == NULL ? missing(#name) : attempted(#name, now->api.name(__VA_ARGS__)))
 
 static bool attempted(const char *function, int error) {
   return error == SUCCESS || failed(function, error);
@@ -128,46 +175,65 @@ static void find(void *library, const char *symbol, void *function) {
   memcpy(function, &found, sizeof found);
 }
 
+static void *open_file(const char **file) {
+  const char *named = getenv(now->variable);
+  if (named && *named) return dlopen(*file = named, RTLD_NOW | RTLD_LOCAL);
+  void *library = NULL;
+  for (int i = 0; !library && now->files[i]; i++) library = dlopen(*file = now->files[i], RTLD_NOW | RTLD_LOCAL);
+  return library;
+}
+
 static bool load(void) {
-  static enum { NOT_YET, LOADED, REFUSED } state;
-  static char why[sizeof what];
-  if (state == LOADED) return true;
-  if (state == REFUSED) {
-    memcpy(what, why, sizeof why);
+  const char *file = NULL;
+  if (now->state == LOADED) return true;
+  if (now->state == REFUSED) {
+    memcpy(what, now->why, sizeof what);
     return false;
   }
-  state = REFUSED;
-  const char *named = getenv("RMSNORM_CUDA_DRIVER"), *file = named && *named ? named : "libcuda.so.1";
-  void *library = dlopen(file, RTLD_NOW | RTLD_LOCAL);
+  now->state = REFUSED;
+  void *library = open_file(&file);
   if (!library) {
     const char *reason = dlerror();
-    snprintf(what, sizeof what, "there is no CUDA driver on this machine: %s", reason ? reason : file);
+    snprintf(what, sizeof what, "there is no %s on this machine: %s", now->word, reason ? reason : file);
   } else {
-#define FUNCTION(name, suffix, parameters) find(library, #name suffix, &cu.name);
+#define FUNCTION(name, cuda, hip, parameters)                                                                          \
+  if (*(is_hip() ? hip : cuda)) find(library, is_hip() ? hip : cuda, &now->api.name);
     FUNCTIONS(FUNCTION)
 #undef FUNCTION
-    if (!cu.cuInit || !cu.cuDeviceGetCount || !cu.cuDeviceGet)
-      snprintf(what, sizeof what, "%s is not a CUDA driver: it has no cuInit", file);
-    else if (TRY(cuInit, 0) && TRY(cuDeviceGetCount, &count) && TRY(cuDriverGetVersion, &version))
-      state = LOADED;
+    if (!now->api.cuInit || !now->api.cuDeviceGetCount || !now->api.cuDeviceGet)
+      snprintf(what, sizeof what, "%s is not a %s: it has no %s", file, now->word, symbol_of("cuInit"));
+    else if (TRY(cuInit, 0) && TRY(cuDeviceGetCount, &now->count) && TRY(cuDriverGetVersion, &now->version))
+      now->state = LOADED;
   }
-  memcpy(why, what, sizeof why);
-  return state == LOADED;
+  memcpy(now->why, what, sizeof what);
+  return now->state == LOADED;
 }
 
 int rn_device_count(void) {
   if (!load()) return 0;
-  if (count < 1) snprintf(what, sizeof what, "the CUDA driver has no device");
-  return count;
+  if (now->count < 1) snprintf(what, sizeof what, "the %s has no device", now->word);
+  return now->count;
 }
 
 static bool device_of(int ordinal, int *device) {
   if (rn_device_count() < 1) return false;
-  if (ordinal < 0 || ordinal >= count) {
-    snprintf(what, sizeof what, "there is no device %d, the driver has %d", ordinal, count);
+  if (ordinal < 0 || ordinal >= now->count) {
+    snprintf(what, sizeof what, "there is no device %d, the driver has %d", ordinal, now->count);
     return false;
   }
   return TRY(cuDeviceGet, device, ordinal);
+}
+
+/* gcnArchName of the properties' layout R0600, which are 1472 bytes. */
+static bool find_arch(int device, rn_device_facts *f) {
+  enum { ARCH_NAME = 1160, ROOM = 4096 };
+  static union {
+    char bytes[ROOM];
+    uint64_t aligned;
+  } properties;
+  if (!TRY(hipGetDeviceProperties, &properties, device)) return false;
+  snprintf(f->arch, sizeof f->arch, "%.60s", properties.bytes + ARCH_NAME);
+  return true;
 }
 
 bool rn_device_facts_of(int ordinal, rn_device_facts *f) {
@@ -175,15 +241,22 @@ bool rn_device_facts_of(int ordinal, rn_device_facts *f) {
   memset(f, 0, sizeof *f);
   f->ordinal = ordinal;
   if (!device_of(ordinal, &device)) return false;
-  f->driver = version;
-  if (TRY(cuDeviceGetAttribute, &l2, L2_BYTES, device)) f->l2_bytes = (size_t)l2;
+  f->driver = now->version;
+  if (TRY(cuDeviceGetAttribute, &l2, now->attributes[L2_BYTES], device)) f->l2_bytes = (size_t)l2;
   return TRY(cuDeviceGetName, f->name, (int)sizeof f->name - 1, device) &&
-         TRY(cuDeviceGetAttribute, &f->major, CAPABILITY_MAJOR, device) &&
-         TRY(cuDeviceGetAttribute, &f->minor, CAPABILITY_MINOR, device) &&
-         TRY(cuDeviceGetAttribute, &f->sms, MULTIPROCESSORS, device) && TRY(cuDeviceTotalMem, &f->memory_bytes, device);
+         TRY(cuDeviceGetAttribute, &f->major, now->attributes[MAJOR], device) &&
+         TRY(cuDeviceGetAttribute, &f->minor, now->attributes[MINOR], device) &&
+         TRY(cuDeviceGetAttribute, &f->sms, now->attributes[MULTIPROCESSORS], device) &&
+         TRY(cuDeviceTotalMem, &f->memory_bytes, device) && (!is_hip() || find_arch(device, f));
 }
 
 /* ---- contexts ---- */
+
+static bool open_on(rn_device *d) {
+  if (is_hip()) return true; /* a device is its own context */
+  return d->primary ? TRY(cuDevicePrimaryCtxRetain, &d->context, d->device)
+                    : TRY(cuCtxCreate, &d->context, 0, d->device);
+}
 
 static rn_device *open_context(int ordinal, bool primary) {
   rn_device *d = calloc(1, sizeof *d);
@@ -192,9 +265,8 @@ static rn_device *open_context(int ordinal, bool primary) {
     return NULL;
   }
   d->primary = primary;
-  if (device_of(ordinal, &d->device) &&
-      (primary ? TRY(cuDevicePrimaryCtxRetain, &d->context, d->device) : TRY(cuCtxCreate, &d->context, 0, d->device))) {
-    if (TRY(cuCtxSetCurrent, d->context)) return d;
+  if (device_of(ordinal, &d->device) && open_on(d)) {
+    if (rn_device_use(d)) return d;
     rn_device_close(d);
     return NULL;
   }
@@ -211,7 +283,9 @@ rn_device *rn_device_open_another(int ordinal) {
 
 void rn_device_close(rn_device *d) {
   if (!d) return;
-  if (d->primary)
+  if (is_hip())
+    ; /* it stays */
+  else if (d->primary)
     (void)TRY(cuDevicePrimaryCtxRelease, d->device);
   else
     (void)TRY(cuCtxDestroy, d->context);
@@ -219,11 +293,11 @@ void rn_device_close(rn_device *d) {
 }
 
 bool rn_device_use(const rn_device *d) {
-  return TRY(cuCtxSetCurrent, d->context);
+  return is_hip() ? TRY(hipSetDevice, d->device) : TRY(cuCtxSetCurrent, d->context);
 }
 bool rn_device_finish(void) {
-  return cu.cuCtxSynchronize == NULL ? missing("cuCtxSynchronize")
-                                     : attempted("cuCtxSynchronize", cu.cuCtxSynchronize());
+  return now->api.cuCtxSynchronize == NULL ? missing("cuCtxSynchronize")
+                                           : attempted("cuCtxSynchronize", now->api.cuCtxSynchronize());
 }
 size_t rn_device_free_bytes(void) {
   size_t available = 0, total = 0;
@@ -339,18 +413,28 @@ bool rn_kernel_launch(void *kernel, unsigned blocks, unsigned threads, void *par
 
 /* ---- --device ---- */
 
+static const char *const kinds[] = {
+    [RMSNORM_DEVICE_CPU] = "cpu", [RMSNORM_DEVICE_CUDA] = "cuda", [RMSNORM_DEVICE_HIP] = "hip"};
+
 bool rn_where_parse(const char *text, rn_where *where) {
   char *end;
   where->ordinal = 0;
-  where->device = RMSNORM_DEVICE_CUDA;
-  if (!strcmp(text, "cuda")) return true;
-  if (!strncmp(text, "cuda:", 5) && text[5] >= '0' && text[5] <= '9') {
-    long n = strtol(text + 5, &end, 10);
+  for (int kind = 0; kind < (int)(sizeof kinds / sizeof *kinds); kind++) {
+    const size_t length = strlen(kinds[kind]);
+    if (strncmp(text, kinds[kind], length) != 0) continue;
+    where->device = kind;
+    if (!text[length]) return true;
+    if (kind == RMSNORM_DEVICE_CPU || text[length] != ':') return false;
+    text += length + 1;
+    long n = strtol(text, &end, 10);
     where->ordinal = (int)n;
-    return !*end && n < 1024;
+    return *text >= '0' && *text <= '9' && !*end && n < 1024;
   }
-  where->device = RMSNORM_DEVICE_CPU;
-  return !strcmp(text, "cpu");
+  return false;
+}
+
+const char *rn_where_name(const rn_where *where) {
+  return kinds[where->device];
 }
 
 bool rn_where_has(const rn_where *where, int i) {

@@ -1,9 +1,11 @@
 /* gpu.h - the memory, streams and graphs of a GPU, as the command needs them: it brings its tensors there and back.
  * The library itself asks for none of this; a program that calls it has its own.
  *
- * The driver is opened at run time, nothing of it is linked. RMSNORM_CUDA_DRIVER names another library file in its
- * place, here and in the library. Everything below acts on the context that rn_device_use made current in this thread;
- * what returns bool (or a pointer) is false (NULL) on failure, and rn_device_error() says why.
+ * The driver is opened at run time, nothing of it is linked: CUDA's, or the HIP runtime, whichever rn_device_choose was
+ * told. RMSNORM_CUDA_DRIVER and RMSNORM_HIP_DRIVER name another library file in its place, here and in the library.
+ * Everything below acts on the context that rn_device_use made current in this thread (HIP: on the device); what
+ * returns bool (or a pointer) is false (NULL) on failure, and rn_device_error() says why. The way to HIP has not been
+ * run on AMD hardware.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef RN_CLI_GPU_H
@@ -18,19 +20,27 @@ typedef struct rn_where {
   int device;  /* rmsnorm_device */
   int ordinal; /* 0, 1, ... */
 } rn_where;
-/* "cpu", "cuda" or "cuda:N"; false for anything else. */
+/* "cpu", "cuda", "hip", or with a number "cuda:N", "hip:N"; false for anything else. */
 bool rn_where_parse(const char *text, rn_where *where);
+#define RN_WHERE_EXPECTED "cpu, cuda, cuda:N, hip or hip:N"
+/* "cpu", "cuda", "hip". */
+const char *rn_where_name(const rn_where *where);
 /* Whether implementation i of the library works on memory of that device. */
 bool rn_where_has(const rn_where *where, int i);
 
 typedef struct rn_device_facts {
   char name[128];
-  int driver; /* 13000 = 13.0 */
+  int driver; /* CUDA: 13000 = 13.0; HIP: 60032830 = 6.0.32830 */
   int ordinal;
   int major, minor; /* compute capability */
+  char arch[64];    /* HIP: "gfx942:sramecc+:xnack-"; else "" */
   int sms;
   size_t l2_bytes, memory_bytes;
 } rn_device_facts;
+
+/* What kind of devices all that follows is about, an rmsnorm_device: CUDA until told otherwise. */
+void rn_device_choose(int device);
+int rn_device_kind(void);
 
 /* What was wrong last: the driver's function, its error's name and words. Never NULL. */
 const char *rn_device_error(void);
@@ -40,7 +50,7 @@ int rn_device_count(void);
 bool rn_device_facts_of(int ordinal, rn_device_facts *facts);
 
 /* rn_device_open - a device through its primary context, made current; rn_device_open_another - a context of its own
- * on that device. NULL: rn_device_error(). */
+ * on that device (HIP has one for each device: the same). NULL: rn_device_error(). */
 typedef struct rn_device rn_device;
 rn_device *rn_device_open(int ordinal);
 rn_device *rn_device_open_another(int ordinal);

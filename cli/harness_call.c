@@ -45,7 +45,7 @@ static void crew_run(void *context, int64_t tasks, void (*task)(void *, int64_t)
   do {                                                                                                                 \
     int threads_ = (h)->device ? 0 : (h)->own.threads;                                                                 \
     (args).impl = (name);                                                                                              \
-    (args).device = (h)->device ? RMSNORM_DEVICE_CUDA : RMSNORM_DEVICE_CPU;                                            \
+    (args).device = (h)->device ? rn_device_kind() : RMSNORM_DEVICE_CPU;                                               \
     (args).threads = threads_ > 0 ? threads_ : 0;                                                                      \
     (args).launch = (h)->device ? &(h)->launch : NULL;                                                                 \
     if (threads_ < 0) {                                                                                                \

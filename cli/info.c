@@ -25,21 +25,39 @@ static void help(FILE *out) {
         "families\n"
         "that use them.\n"
         "\n"
-        "Environment: RMSNORM_IMPL forces an implementation; RMSNORM_CUDA_DRIVER, the driver's library; NO_COLOR.\n",
+        "Environment: RMSNORM_IMPL forces an implementation; RMSNORM_CUDA_DRIVER, RMSNORM_HIP_DRIVER, the library of a "
+        "driver;\n"
+        "NO_COLOR.\n",
         out);
 }
 
-static void print_devices(void) {
+/* What a document may not leave out, either. */
+static const char not_run[] = "compiled and inspected, not run on AMD hardware";
+
+static void print_device(const rn_device_facts *f) {
+  printf("%s, ", f->name);
+  if (*f->arch)
+    printf("%s, %d compute units, ", f->arch, f->sms);
+  else
+    printf("compute capability %d.%d, %d multiprocessors, ", f->major, f->minor, f->sms);
+  printf("%.1f GiB, L2 %.0f MiB, ", (double)f->memory_bytes * 0x1p-30, (double)f->l2_bytes * 0x1p-20);
+  if (*f->arch)
+    printf("HIP %d.%d\n", f->driver / 10000000, f->driver / 100000 % 100);
+  else
+    printf("driver %d.%d\n", f->driver / 1000, f->driver % 1000 / 10);
+}
+
+static void print_devices(int kind, const char *label) {
+  rn_device_choose(kind);
   const int count = rn_device_count();
-  if (count == 0) printf("gpu             none: %s\n", rn_device_error());
+  if (count == 0) printf("%-15s none: %s\n", label, rn_device_error());
   for (int i = 0; i < count; i++) {
     rn_device_facts f;
+    printf("%s %-*d ", label, (int)(14 - strlen(label)), i);
     if (rn_device_facts_of(i, &f))
-      printf("gpu %-11d %s, compute capability %d.%d, %d multiprocessors, %.1f GiB, L2 %.0f MiB, driver %d.%d\n", i,
-             f.name, f.major, f.minor, f.sms, (double)f.memory_bytes * 0x1p-30, (double)f.l2_bytes * 0x1p-20,
-             f.driver / 1000, f.driver % 1000 / 10);
+      print_device(&f);
     else
-      printf("gpu %-11d %s\n", i, rn_device_error());
+      printf("%s\n", rn_device_error());
   }
 }
 
@@ -51,12 +69,15 @@ static void print_text(void) {
     printf("header          %d.%d.%d (the loaded library is another version)\n", RMSNORM_VERSION_MAJOR,
            RMSNORM_VERSION_MINOR, RMSNORM_VERSION_PATCH);
   printf("processor       %s\n", *rmsnorm_cpu_features() ? rmsnorm_cpu_features() : "no vector sets found");
-  print_devices();
+  print_devices(RMSNORM_DEVICE_CUDA, "gpu");
+  print_devices(RMSNORM_DEVICE_HIP, "amd gpu");
   printf("forced          %s\n", forced != NULL && *forced ? forced : "nothing (RMSNORM_IMPL is not set)");
   printf("\n%sImplementations, the first that takes a problem runs%s\n", on, off);
   for (int i = 0; (name = rmsnorm_impl_name(i)) != NULL; i++) {
     const char *why_not = rmsnorm_impl_why_not(i);
-    printf("  %-12s  %s%s\n", name, why_not ? "no: " : "yes", why_not ? why_not : "");
+    printf("  %-12s  %s%s%s%s\n", name, why_not ? "no: " : "yes", why_not ? why_not : "",
+           rmsnorm_impl_device(i) == RMSNORM_DEVICE_HIP ? "; " : "",
+           rmsnorm_impl_device(i) == RMSNORM_DEVICE_HIP ? not_run : "");
   }
   printf("\n%sDefaults of `rmsnorm run`%s\n"
          "  eps           none: it belongs to the checkpoint and has to be given\n"
@@ -82,9 +103,10 @@ static void put_key(const char *key, const char *text) {
   rn_json_put(stdout, text);
 }
 
-static void print_json_devices(void) {
+static void print_json_devices(int kind, const char *list, const char *none) {
+  rn_device_choose(kind);
   const int count = rn_device_count();
-  printf(",\"gpus\":[");
+  printf(",\"%s\":[", list);
   for (int i = 0; i < count; i++) {
     rn_device_facts f;
     const bool good = rn_device_facts_of(i, &f);
@@ -92,11 +114,13 @@ static void print_json_devices(void) {
     put_key("name", f.name);
     printf(",\"driver\":%d,\"capability\":[%d,%d],\"multiprocessors\":%d,\"memory_bytes\":%zu,\"l2_bytes\":%zu,",
            f.driver, f.major, f.minor, f.sms, f.memory_bytes, f.l2_bytes);
+    put_key("arch", f.arch);
+    putchar(',');
     put_key("error", good ? "" : rn_device_error());
     putchar('}');
   }
   printf("],");
-  put_key("no_gpu", count ? "" : rn_device_error());
+  put_key(none, count ? "" : rn_device_error());
 }
 
 static void print_json(void) {
@@ -107,7 +131,8 @@ static void print_json(void) {
   put_key("cpu_features", rmsnorm_cpu_features());
   putchar(',');
   put_key("forced", forced ? forced : "");
-  print_json_devices();
+  print_json_devices(RMSNORM_DEVICE_CUDA, "gpus", "no_gpu");
+  print_json_devices(RMSNORM_DEVICE_HIP, "amd_gpus", "no_amd_gpu");
   printf(",\"implementations\":[");
   for (int i = 0; (name = rmsnorm_impl_name(i)) != NULL; i++) {
     const char *why_not = rmsnorm_impl_why_not(i);
@@ -115,6 +140,8 @@ static void print_json(void) {
     put_key("name", name);
     printf(",\"usable\":%s,", why_not ? "false" : "true");
     put_key("why_not", why_not ? why_not : "");
+    putchar(',');
+    put_key("note", rmsnorm_impl_device(i) == RMSNORM_DEVICE_HIP ? not_run : "");
     putchar('}');
   }
   printf("],\"presets\":[");

@@ -1,4 +1,4 @@
-/* run_device.c - the call of `rmsnorm run --device cuda`: every tensor to the GPU, the call, the results back.
+/* run_device.c - the call of `rmsnorm run --device cuda` or hip: every tensor to the GPU, the call, the results back.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "message.h"
@@ -24,7 +24,8 @@ static void visit(visitor *list, int *count, const rn_tensor *t, void *place, bo
 }
 
 static int failed(void) {
-  return rn_trouble("run", "--device cuda: %s", rn_device_error());
+  return rn_trouble("run", "--device %s: %s", rn_device_kind() == RMSNORM_DEVICE_HIP ? "hip" : "cuda",
+                    rn_device_error());
 }
 
 /* The fastest of some calls, by the device's own clock. */
@@ -50,6 +51,7 @@ int rn_run_on_device(rn_job *j) {
   rmsnorm_forward_args a = j->args;
   visitor list[TENSORS];
   int count = 0, status = 0;
+  rn_device_choose(j->where.device);
   rn_device *device = rn_device_open(j->where.ordinal);
   void *stream = device != NULL ? rn_stream_new() : NULL;
   if (stream == NULL) status = failed();

@@ -132,7 +132,7 @@ static void help(FILE *out) {
         "      --expect-ulp N        how far an element may be off, in its own last place; 0 = the same bits\n"
         "Running:\n"
         "      --impl NAME           force an implementation; `rmsnorm info` lists them\n"
-        "      --device WHERE        cpu (default), cuda, or cuda:N, the GPU of that number\n"
+        "      --device WHERE        cpu (default), cuda, hip, or with the number of the GPU: cuda:N, hip:N\n"
         "      --threads N           at most N; 0 = as many as OpenMP gives\n"
         "      --explain             print which implementation runs and why the others do not\n"
         "      --json                the summary as JSON\n"
@@ -345,7 +345,7 @@ static int take_option(rn_job *j, int option, const char *value) {
     j->args.threads = (int32_t)count;
     return 0;
   case OPT_DEVICE:
-    return rn_where_parse(value, &j->where) ? 0 : bad_value(option, value, "cpu, cuda or cuda:N");
+    return rn_where_parse(value, &j->where) ? 0 : bad_value(option, value, RN_WHERE_EXPECTED);
   case OPT_EXPECT_ULP:
     if (!parse_count(value, &count)) return bad_value(option, value, "a whole number");
     j->expect_ulp = (uint64_t)count;

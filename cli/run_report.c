@@ -169,7 +169,7 @@ static void print_ulp(uint64_t ulp) {
 }
 
 static const char *device_name(const rn_job *j) {
-  return j->where.device == RMSNORM_DEVICE_CUDA ? "cuda" : "cpu";
+  return rn_where_name(&j->where);
 }
 
 static void print_text(const rn_job *j) {

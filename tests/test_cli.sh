@@ -192,10 +192,18 @@ for command in "check --smoke" bench "run x.npy -e 0 --impl cuda -o y.npy"; do
   # shellcheck disable=SC2086
   expect 2 '' 'libm.so.6 is not a CUDA driver\|no CUDA\|cuInit\|driver' $command --device cuda
   # shellcheck disable=SC2086
-  expect 2 '' "--device.*cpu, cuda or cuda:N.*found 'cuda:x'" $command --device cuda:x
+  expect 2 '' "--device.*cpu, cuda, cuda:N, hip or hip:N.*found 'cuda:x'" $command --device cuda:x
+  export RMSNORM_HIP_DRIVER=/nowhere/libamdhip64.so
+  # shellcheck disable=SC2086
+  expect 2 '' '--device hip.*/nowhere/libamdhip64.so: cannot open' $command --device hip
+  export RMSNORM_HIP_DRIVER=libm.so.6
+  # shellcheck disable=SC2086
+  expect 2 '' 'libm.so.6 is not a HIP runtime' $command --device hip:1
+  # shellcheck disable=SC2086
+  expect 2 '' "--device.*found 'hip:'" $command --device hip:
 done
 expect 2 '' '--self-test breaks results in the memory of the CPU' check --self-test --device cuda
-expect 2 '' '--peers, --dependent and --multiprocessors want --device cuda' bench --peers none.csv
+expect 2 '' '--peers, --dependent and --multiprocessors want a GPU' bench --peers none.csv
 expect 2 '' '--peers none.csv: No such file' bench --device cuda --peers none.csv
 printf 'op,dtype,rows,cols,mode,best_us,peer,bytes,copy_us\nfwd,bf16,1,64,hot,1.1,one,255,0.9\n' >peers.csv
 expect 2 '' '--peers peers.csv: line 2 is not op,dtype' bench --device cuda --peers peers.csv
@@ -205,8 +213,10 @@ expect 2 '' 'unknown option --foo' check --foo
 expect 0 '^extent .*2^32' '' check --list --device cuda
 expect 0 '^gpu  *none: .*CUDA' '' info
 expect 0 '"gpus":\[\],"no_gpu":".*CUDA' '' info --json
+expect 0 '^amd gpu  *none: .*HIP' '' info
+expect 0 '^  triton-hip .*not run on AMD hardware' '' info
 expect 0 '"device":"cpu"' '' run x.npy -e 0 --device cpu --json -o y.npy
-unset RMSNORM_CUDA_DRIVER
+unset RMSNORM_CUDA_DRIVER RMSNORM_HIP_DRIVER
 rm -f y.npy
 
 # Outputs that would replace each other, or tensors that are read.
