@@ -30,8 +30,9 @@ class Family:
     returns: str
     eps: str  # the attribute
     classes: tuple[str, ...]
-    weight: str = "required"  # "required"; "optional": may be None or missing; "none"; "plus one": (1 + weight), added in
-    #                           the weight's own type, unlike the offset of a preset, which is added in float32
+    # "required"; "optional": may be None or missing; "none"; "plus one": (1 + weight), added in the weight's own type,
+    # unlike the offset of a preset, which is added in float32
+    weight: str = "required"
     gate: str = ""  # "": the class takes none; "required"; "optional": without it, it is a plain norm
     activation: str = ""  # the attribute that names the gate's activation; "" = the preset's own
     before: tuple[tuple[bool, str], ...] = ()  # preset by the attribute norm_before_gate
@@ -180,7 +181,9 @@ FAMILIES = (
         "zamba2",
         PROMOTED,
         "variance_epsilon",
-        _names("BambaRMSNormGated GraniteMoeHybridRMSNormGated MambaRMSNormGated NemotronHRMSNormGated Zamba2RMSNormGated"),
+        _names("""
+        BambaRMSNormGated GraniteMoeHybridRMSNormGated MambaRMSNormGated NemotronHRMSNormGated Zamba2RMSNormGated
+        """),
         gate="optional",
         groups="columns:group_size",
     ),

@@ -313,18 +313,22 @@ def plan_of(module: nn.Module, family: Family) -> Plan:
     if weight is not None and weight.dim() != 1:
         raise Refusal(f"its weight has {weight.dim()} dimensions")
     eps = getattr(module, family.eps, "missing")
-    if not (isinstance(eps, float | int) and math.isfinite(eps) and eps >= 0) and not (eps is None and family.name == "torch"):
+    number = isinstance(eps, float | int) and math.isfinite(eps) and eps >= 0
+    if not number and not (eps is None and family.name == "torch"):
         raise Refusal(f"eps ({family.eps}) is {eps!r}")
     for name, value in family.only:
         if getattr(module, name, value) != value:
             raise Refusal(f"{name} is {getattr(module, name)!r}; only {value!r} is this arithmetic")
     parameters = list(inspect.signature(cls.forward).parameters)[1:]
-    if parameters not in ([["x"], ["hidden_states"]] if not family.gate else [["x", "gate"], ["hidden_states", "gate"]]):
+    if parameters[:1] not in (["x"], ["hidden_states"]) or parameters[1:] != (["gate"] if family.gate else []):
         raise Refusal(f"its forward takes ({', '.join(parameters)})")
 
     numerics = Numerics.of(family.preset)
     if family.before:
-        numerics = Numerics.of(dict(family.before)[bool(module.norm_before_gate)])
+        before = getattr(module, "norm_before_gate", None)
+        if not isinstance(before, bool):
+            raise Refusal(f"norm_before_gate is {before!r}")
+        numerics = Numerics.of(dict(family.before)[before])
     if family.activation:
         activation = getattr(module, family.activation, "silu")
         if activation not in _ACTIVATIONS:
@@ -334,16 +338,18 @@ def plan_of(module: nn.Module, family: Family) -> Plan:
     if weight is not None:
         width = weight.shape[0]
     if family.name == "torch":
-        if len(module.normalized_shape) != 1:
-            raise Refusal(f"normalises over {len(module.normalized_shape)} dimensions")
-        width = module.normalized_shape[0]
+        shape = getattr(module, "normalized_shape", ())
+        if len(shape) != 1:
+            raise Refusal(f"normalises over {len(shape)} dimensions")
+        width = shape[0]
     groups = 1
     if family.groups:
-        value = getattr(module, family.groups.removeprefix("columns:"), None)
-        if value is not None:
+        name = family.groups.removeprefix("columns:")
+        value = getattr(module, name, None)
+        if value is not None or name == family.groups:  # without a number of columns there is one group
             if not isinstance(value, int) or value < 1 or width % value:
-                raise Refusal(f"{family.groups.removeprefix('columns:')} is {value!r}, which does not divide {width}")
-            groups = width // value if family.groups.startswith("columns:") else value
+                raise Refusal(f"{name} is {value!r}, which does not divide {width}")
+            groups = value if name == family.groups else width // value
     if width < 1 or width // groups > 70000:
         raise Refusal(f"{width // groups} columns are more than the probe can sum exactly")
 

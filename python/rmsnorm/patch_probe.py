@@ -46,7 +46,7 @@ def exact_rows(
         numbers = torch.randint(-largest, largest + 1, (64, columns), generator=generator, device="cpu")
         scale = torch.where(torch.arange(64, device="cpu") % 2 == 0, 0.25, 2.0**-10)
         x = numbers.to(torch.float32) * scale[:, None]
-        z = torch.tensor((0.0, 32.0, 64.0), device="cpu")[torch.randint(0, 3, (64, columns), generator=generator, device="cpu")]
+        z = torch.randint(0, 3, (64, columns), generator=generator, device="cpu").to(torch.float32) * 32
         u = x * z if gated_before else x
         v = u.double().square().sum(-1).float() / (divisor or columns) + eps
         nearest = v.double().rsqrt().float()

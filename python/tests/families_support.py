@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-import os
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +19,6 @@ from rmsnorm.torch import gated_rms_norm, rms_norm_with_stats
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-FULL = os.environ.get("RMSNORM_TEST_FULL", "0") not in ("", "0")
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
 BITS = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float32: torch.int32}
 EPS = 1.25e-5

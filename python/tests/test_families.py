@@ -2,7 +2,7 @@
 
 The class's own forward runs with the library's statistic (and its exponential, where there is a gate) put in, so that
 what is compared is the arithmetic that tells families apart: which value is rounded where, the offset, the type that
-comes back, groups, the gate's place. RMSNORM_TEST_FULL=1 takes more widths.
+comes back, groups, the gate's place. More widths with -m "".
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -19,7 +19,6 @@ pytest.importorskip("transformers")
 
 from families_support import (  # noqa: E402
     EPS,
-    FULL,
     TYPES,
     LibraryStatistic,
     act,
@@ -35,7 +34,7 @@ from families_support import (  # noqa: E402
 from rmsnorm.families import FAMILIES, FAMILY_OF, REASONS, family_of  # noqa: E402
 from rmsnorm.patch_models import is_patched, patch, unpatch  # noqa: E402
 
-WIDTHS = (64, 66, 128, 576, 1000, 4096) if FULL else (66,)
+WIDTHS = [66, *(pytest.param(width, marks=pytest.mark.slow) for width in (8, 64, 128, 576, 1000, 4096))]
 
 
 def test_every_class_is_in_the_table_or_has_a_reason():
@@ -58,25 +57,31 @@ def _cases():
 
 
 @pytest.mark.parametrize(("cls", "variant"), _cases())
-def test_forward_bit_for_bit(cls, variant):
+@pytest.mark.parametrize("width", WIDTHS)
+def test_forward_bit_for_bit(cls, variant, width):
     family = family_of(cls)
-    for width in WIDTHS:
-        module = instance(cls, family, width, **variant)
-        report = patch(module)
-        assert is_patched(module), report
-        plan = type(module)._rmsnorm_plan
-        f32_pairs = {p for p in plan.pairs if p[0] == torch.float32}
-        assert len(plan.pairs) == len(f32_pairs) * 3, "some combinations of types were not seen to agree"
-        for x_type in TYPES:
-            for weight_type in TYPES if plan.weighted else (torch.float32,):
-                _forward_case(module.to(weight_type), cls, family, plan, width, x_type)
-        assert unpatch(module) == 1
-        assert type(module) is cls
+    module = instance(cls, family, width, **variant)
+    report = patch(module)
+    assert is_patched(module), report
+    plan = type(module)._rmsnorm_plan
+    assert len(plan.pairs) == (9 if plan.weighted else 3), "some combinations of types were not seen to agree"
+    for x_type in TYPES:
+        for weight_type in TYPES if plan.weighted else (torch.float32,):
+            _forward_case(module.to(weight_type), cls, family, plan, width, x_type)
+    assert unpatch(module) == 1
+    assert type(module) is cls
+
+
+def _groups(module, family, width):
+    if family.groups == "n_groups":
+        return module.n_groups
+    columns = getattr(module, "group_size", None) if family.groups else None
+    return 1 if columns is None else width // columns
 
 
 def _forward_case(module, cls, family, plan, width, x_type):
     x = rows(width, x_type, width)
-    groups = {"": 1, "n_groups": 2}.get(family.groups) or (1 if module.group_size is None else width // module.group_size)
+    groups = _groups(module, family, width)
     gates = [gate_rows(width, x_type, width)] if family.gate else [None]
     if family.gate == "optional":
         gates.append(None)
@@ -147,10 +152,12 @@ def _chain(n):
     return math.ceil(n / w) + int(math.log2(w))
 
 
-def _ulp_half(value, dtype):
-    digits, least = {torch.bfloat16: (8, 2.0**-133), torch.float16: (11, 2.0**-24), torch.float32: (24, 2.0**-149)}[dtype]
-    size = torch.exp2(torch.floor(torch.log2(value.abs().clamp_min(1e-300))) + 1 - digits).clamp_min(least)
-    return 0.5 * size if dtype != torch.float32 else 0.5 * size * 0
+def _half_ulp(value, dtype):
+    """What the last rounding may add; of f32 the bounds have it already."""
+    if dtype == torch.float32:
+        return 0.0
+    digits, least = {torch.bfloat16: (8, 2.0**-133), torch.float16: (11, 2.0**-24)}[dtype]
+    return 0.5 * torch.exp2(torch.floor(torch.log2(value.clamp_min(1e-300))) + 1 - digits).clamp_min(least)
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
@@ -168,9 +175,7 @@ def test_gradients_within_the_bound_of_float64(family, dtype):
         x = (torch.randn(count, width, generator=g) * torch.logspace(-3, 3, count)[:, None]).to(dtype)
         z = torch.randn(count, width, generator=g).mul(2).to(dtype) if family.gate else None
         weight = module.weight if plan.weighted else None
-        groups = {"": 1, "n_groups": 2}.get(family.groups) or (
-            1 if module.group_size is None else width // module.group_size
-        )
+        groups = _groups(module, family, width)
         leaves = [t.clone().requires_grad_() for t in (x, z) if t is not None]
         y = module(*leaves)
         dy = torch.randn(count, width, generator=g).to(y.dtype)
@@ -229,5 +234,5 @@ def test_gradients_within_the_bound_of_float64(family, dtype):
 
 
 def _inside(found, exact, bound, what):
-    off = (found.double() - exact).abs() - (bound + _ulp_half(exact.abs() + bound, found.dtype) + 2.0**-140)
+    off = (found.double() - exact).abs() - (bound + _half_ulp(exact.abs() + bound, found.dtype) + 2.0**-140)
     assert (off <= 0).all(), f"{what}: {int((off > 0).sum())} of {off.numel()} outside, by {off.max().item():.3g}"
