@@ -84,6 +84,18 @@ def _patch(tensor, scope):
     scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
 
+_patched = set()
+
+
+def _call(self, *args, **kwargs):
+    """A helper. The language it is written in is patched once, and not for every call: that took most of the time."""
+    if self.fn.__module__ not in _patched:
+        interpreter._patch_lang(self.fn)
+        _patched.add(self.fn.__module__)
+    return self.rewrite()(*args, **kwargs)
+
+
+interpreter.InterpretedFunction.__call__ = _call
 interpreter._implicit_cvt = _argument
 interpreter._patch_lang_tensor = _patch
 

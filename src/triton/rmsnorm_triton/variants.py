@@ -53,7 +53,7 @@ class Variant:
         fast = self.type != 0
         run = 16 // SIZES[self.type] if fast else 1
         if name in FLOATS:
-            return "*fp32", 4
+            return "*fp32", 16 if name == "partials" and fast else 4
         if name in UNTYPED:
             return ("*" + TYPES[self.type], 16) if fast and name != "dweight" else ("*i8", 1)
         if name == "live_rows":
@@ -83,9 +83,10 @@ def _row(dtype, residual, lanes, steps):
 
 
 def _long(dtype, residual):
-    return Variant("forward_long", forward.forward_long, {"HAS_RESIDUAL": residual != 0, "W": 8192, "U": 4},
-                   threads=1024, type=dtype, when={"type": dtype, "residual": residual, "lanes": 0}, tile_cols=8192,
-                   any_grid=0)
+    lanes = 4096  # at once; a row has to have as many
+    return Variant("forward_long", forward.forward_long, {"HAS_RESIDUAL": residual != 0, "W": lanes, "U": 4},
+                   threads=512, type=dtype, when={"type": dtype, "residual": residual, "lanes": 0},
+                   tile_cols=4 * lanes, any_grid=0)
 
 
 def _backward(dtype, lanes, steps):
@@ -105,7 +106,8 @@ def _all():
             for residual in (BOTH,) if lanes == 64 else (0, 1):
                 yield _row(BF16, residual, lanes, steps)
         for dtype in (1, 2):
-            for steps in (2, 8) if lanes == 64 else (8,):
+            # 8 steps of 4096 lanes of 4 bytes do not fit into the registers of 1024 threads.
+            for steps in {64: (2, 8), 4096: (4,) if dtype == 1 else (8,)}.get(lanes, (8,)):
                 yield _row(dtype, BOTH, lanes, steps)
         for steps in (2, 4, 8) if lanes == 64 else (4, 8):
             if (lanes, steps) != (4096, 8):
