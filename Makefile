@@ -6,16 +6,18 @@ PREFIX ?= /usr/local
 CMAKE_ARGS ?=
 # Kernels for NVIDIA GPUs: AUTO (when there is an nvcc), ON, OFF.
 CUDA   ?= AUTO
+# Kernels in Triton, for NVIDIA and AMD GPUs: AUTO (when python3 has the pinned version), ON, OFF.
+TRITON ?= AUTO
 
 NEED       = scripts/need.sh build-essential=cc build-essential=make cmake=cmake
 NEED_TESTS = $(NEED) libcmocka-dev=/usr/include/cmocka.h
 CTEST      = ctest --output-on-failure -j$(JOBS) --test-dir
 
-.PHONY: all demo test check bench gpu-test gpu-bench install sanitize sanitize-memory sanitize-thread cross plain format format-check lint clean help
+.PHONY: all demo test check bench gpu-test gpu-bench amd-test dist install sanitize sanitize-memory sanitize-thread cross plain format format-check lint clean help
 
 all: ## build the library and the command
 	@$(NEED)
-	cmake -S . -B $(BUILD) -DCMAKE_INSTALL_PREFIX=$(PREFIX) -DRMSNORM_CUDA=$(CUDA) $(CMAKE_ARGS)
+	cmake -S . -B $(BUILD) -DCMAKE_INSTALL_PREFIX=$(PREFIX) -DRMSNORM_CUDA=$(CUDA) -DRMSNORM_TRITON=$(TRITON) $(CMAKE_ARGS)
 	cmake --build $(BUILD) -j$(JOBS)
 
 # The demo runs on the CPU: no kernels for GPUs are built for it.
@@ -27,7 +29,7 @@ demo: ## normalise real hidden states and compare with the model's own code
 
 test: ## build and run the tests
 	@$(NEED_TESTS)
-	cmake -S . -B $(BUILD) -DRMSNORM_TESTS=ON -DRMSNORM_CUDA=$(CUDA) $(CMAKE_ARGS)
+	cmake -S . -B $(BUILD) -DRMSNORM_TESTS=ON -DRMSNORM_CUDA=$(CUDA) -DRMSNORM_TRITON=$(TRITON) $(CMAKE_ARGS)
 	cmake --build $(BUILD) -j$(JOBS)
 	$(CTEST) $(BUILD)
 
@@ -42,6 +44,22 @@ gpu-test: all ## compare the CUDA kernels with the portable implementation, on t
 
 gpu-bench: all ## time the CUDA kernels beside the best copy of the same bytes, on this machine's GPU
 	$(BUILD)/rmsnorm bench --device cuda
+
+# What an owner of an AMD GPU runs to prove what could only be compiled and inspected here. Kernels out of a release
+# archive are taken where there are some; else they are compiled, which wants Triton (pip install triton==3.6.0).
+amd-test: ## compare the Triton kernels with the portable implementation, on this machine's AMD GPU
+	@$(NEED)
+	cmake -S . -B $(BUILD)-amd -DRMSNORM_CUDA=OFF -DRMSNORM_TRITON=ON -DRMSNORM_TESTS=OFF \
+	  "-DRMSNORM_TRITON_TARGETS=gfx90a;gfx942;gfx950" $(CMAKE_ARGS)
+	cmake --build $(BUILD)-amd -j$(JOBS)
+	$(BUILD)-amd/rmsnorm info
+	$(BUILD)-amd/rmsnorm check --device hip
+
+dist: ## make a release archive, with the generated Triton kernels in it
+	@$(NEED)
+	cmake -S . -B $(BUILD)-dist -DRMSNORM_CUDA=OFF -DRMSNORM_TRITON=ON -DRMSNORM_TESTS=OFF $(CMAKE_ARGS)
+	cmake --build $(BUILD)-dist --target triton_files
+	scripts/dist.sh $(BUILD)-dist/triton $(BUILD)-dist
 
 install: all ## install to PREFIX (default /usr/local)
 	cmake --install $(BUILD)

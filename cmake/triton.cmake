@@ -5,7 +5,12 @@ set(RMSNORM_TRITON AUTO CACHE STRING "Kernels in Triton: AUTO (when a Python wit
 set_property(CACHE RMSNORM_TRITON PROPERTY STRINGS AUTO ON OFF)
 set(RMSNORM_TRITON_TARGETS "sm_80;sm_89;sm_90;sm_100;sm_120;gfx90a;gfx942;gfx950" CACHE STRING
     "GPUs that get Triton kernels")
-set(RMSNORM_TRITON_FILES "" CACHE PATH "A folder with what an earlier build has generated, used instead of Triton")
+set(triton_of_archive "")
+if(EXISTS ${PROJECT_SOURCE_DIR}/generated/triton/triton_table.c)
+  set(triton_of_archive ${PROJECT_SOURCE_DIR}/generated/triton)
+endif()
+set(RMSNORM_TRITON_FILES "${triton_of_archive}" CACHE PATH
+    "A folder with what an earlier build has generated, used instead of Triton (a release archive has generated/triton)")
 set(RMSNORM_TRITON_JOBS "" CACHE STRING "How many kernels are compiled at a time; empty: as many as there are processors")
 # aot.py says so, too: the numbers of hidden parameters and the instructions that come out depend on it.
 set(triton_version 3.6.0)
@@ -33,13 +38,17 @@ function(rmsnorm_find_triton)
   if(RMSNORM_TRITON_PYTHON)
     execute_process(COMMAND ${RMSNORM_TRITON_PYTHON} -c "import importlib.metadata as m; print(m.version('triton'))"
                     OUTPUT_VARIABLE version ERROR_QUIET OUTPUT_STRIP_TRAILING_WHITESPACE)
+    if(NOT version AND RMSNORM_TRITON STREQUAL ON) # a build of it for one maker's GPUs goes by another name
+      execute_process(COMMAND ${RMSNORM_TRITON_PYTHON} -c "import triton; print(triton.__version__)"
+                      OUTPUT_VARIABLE version ERROR_QUIET OUTPUT_STRIP_TRAILING_WHITESPACE)
+    endif()
     string(REGEX REPLACE "\\+.*" "" version "${version}")
     if(version STREQUAL triton_version)
       set(found "")
     elseif(version)
       set(found "Triton ${version} was found when it was made, ${triton_version} is wanted")
     else()
-      set(found "Triton was not found when it was made")
+      set(found "Triton ${triton_version} was not found when it was made")
     endif()
   endif()
   set(no_triton "${found}" PARENT_SCOPE)
