@@ -4,7 +4,8 @@
     python3 src/triton/aot.py --out DIR [--targets sm_90,gfx942] [--kernels forward_row,...] [--list] [--jobs 2]
 
 RMSNORM_TRITON_TARGETS and RMSNORM_TRITON_KERNELS (comma separated; kernels: beginnings of variant names) are the
-defaults of the two lists. The manifest says of every binary what a host must know; nothing in it is guessed:
+defaults of the two lists, RMSNORM_TRITON_TEXT=1 that of --text. The manifest says of every binary what a host must
+know; nothing in it is guessed:
 
     entry              the symbol
     warps, warp_size   threads = warps * warp_size, in x
@@ -128,7 +129,8 @@ def main():
     parser.add_argument("--out", type=Path, help="directory for the binaries and manifest.json")
     parser.add_argument("--targets", default=None, help="comma separated; default: all")
     parser.add_argument("--kernels", default=None, help="comma separated beginnings of variant names; default: all")
-    parser.add_argument("--text", action="store_true", help="leave the assembly beside each binary")
+    parser.add_argument("--text", action="store_true", default=bool(words("RMSNORM_TRITON_TEXT")),
+                        help="leave the assembly beside each binary, for tests/triton/inspect_objects.py")
     parser.add_argument("--jobs", type=int, default=min(8, os.cpu_count() or 1))
     parser.add_argument("--list", action="store_true", help="print the variants and compile nothing")
     args = parser.parse_args()
@@ -140,7 +142,7 @@ def main():
     os.environ["TRITON_DISABLE_LINE_INFO"] = "1"
     import triton
 
-    if triton.__version__ != TRITON:
+    if triton.__version__.split("+")[0] != TRITON:
         parser.error(f"Triton {TRITON} is needed, this is {triton.__version__}")
     from rmsnorm_triton.variants import VARIANTS
 

@@ -40,15 +40,23 @@ def number(text, pattern):
 def amd_facts(text, entry):
     """Metadata of the code object against what it should be."""
     expected = {
-        r"\.wavefront_size:\s+(\d+)": 64, r"\.vgpr_spill_count:\s+(\d+)": 0, r"\.sgpr_spill_count:\s+(\d+)": 0,
+        # Scalar registers are spilled into lanes of vector registers, which is no memory; these are not.
+        r"\.wavefront_size:\s+(\d+)": 64, r"\.vgpr_spill_count:\s+(\d+)": 0,
         r"\.private_segment_fixed_size:\s+(\d+)": 0, r"\.amdhsa_float_denorm_mode_32 (\d+)": 3,
         r"\.amdhsa_float_denorm_mode_16_64 (\d+)": 3, r"\.amdhsa_float_round_mode_32 (\d+)": 0,
-        r"\.amdhsa_next_free_sgpr (\d+)": None, r"\.max_flat_workgroup_size:\s+(\d+)": entry["warps"] * 64,
-        r"\.group_segment_fixed_size:\s+(\d+)": entry["shared"],
+        r"\.max_flat_workgroup_size:\s+(\d+)": entry["warps"] * 64,
+        r"\.group_segment_fixed_size:\s+(\d+)": 0,  # all of it comes with the launch: `shared` of the manifest
     }
     for pattern, want in expected.items():
-        if want is not None and (found := number(text, pattern)) != want:
+        if (found := number(text, pattern)) != want:
             yield f"{pattern.split(':')[0]} is {found}, not {want}"
+    accesses = re.findall(r"\bds_(?:read|write|load|store)\w*[^\n;]*", text)
+    if accesses and not entry["shared"]:
+        yield "uses local memory that the manifest does not have"
+    for access in accesses:
+        for offset in re.findall(r"offset[01]?:(\d+)", access):
+            if int(offset) >= max(entry["shared"], 1) and "offset0" not in access and "offset1" not in access:
+                yield f"reaches past its local memory: {access}"
 
 
 def cuda_facts(path, text, entry):
