@@ -88,7 +88,8 @@ static void take_special(rn_specials *s, double a, double b, int64_t i, bool *ro
   *row_a = *row_a || a != a, *row_b = *row_b || b != b;
 }
 
-static void take_difference(rn_measured *m, counts *t, int64_t gap, double a, double b, int64_t i, int64_t row) {
+static void take_difference(rn_measured *m, counts *t, int64_t gap, double a, double b, int64_t row, int64_t c) {
+  const int64_t i = row * m->cols + c;
   const uint64_t ulp = gap == RN_GAP_NONFINITE ? UINT64_MAX : (uint64_t)(gap < 0 ? -gap : gap);
   if (m->differ++ == 0) m->first = i, m->first_a = a, m->first_b = b;
   if (gap == RN_GAP_NONFINITE) {
@@ -97,14 +98,14 @@ static void take_difference(rn_measured *m, counts *t, int64_t gap, double a, do
     m->classes[rn_ulp_class(ulp)]++;
     if (ulp > m->ulp) m->ulp = ulp, m->worst = i, m->worst_a = a, m->worst_b = b;
   }
-  for (int f = 0; f < t->floors && ulp > (uint64_t)floors[f]; f++) t->rows[f][row]++, t->cols[f][i % m->cols]++;
+  for (int f = 0; f < t->floors && ulp > (uint64_t)floors[f]; f++) t->rows[f][row]++, t->cols[f][c]++;
 }
 
 static void take_finite(rn_measured *m, counts *t, int64_t gap, double a, double b, int64_t c, sums *row) {
   const double d = a - b, g = (double)gap, away = (b != 0 ? b < 0 : a < 0) ? -g : g;
   t->finite++;
   t->lean += b < 0 ? -d : d, t->size += fabs(b);
-  if (d != 0 && b != 0 && fabs(d / b) > m->largest_relative) m->largest_relative = fabs(d / b);
+  if (fabs(d) > m->largest_relative * fabs(b) && b != 0) m->largest_relative = fabs(d / b);
   t->ulps += fabs(g), t->signed_ulps += g, t->away += away, t->away_squares += away * away;
   add(row, d, b), add(&t->whole, d, b);
   if (t->col_sums != NULL) add(&t->col_sums[c], d, b);
@@ -128,7 +129,7 @@ static void take_row(rn_measured *m, counts *t, rn_pair *p, int64_t row) {
     else
       take_special(&m->specials, a, b, i, &nan_a, &nan_b);
     if (gap != 0) {
-      take_difference(m, t, gap, a, b, i, row);
+      take_difference(m, t, gap, a, b, row, c);
       if (gap != RN_GAP_NONFINITE) *(((gap > 0) == (b != 0 ? b > 0 : a > 0)) ? &out : &in) += 1;
     } else {
       m->classes[0]++;

@@ -18,6 +18,7 @@ typedef struct rn_pair {
   int64_t rows, cols;
   double *values_a, *values_b; /* of every code of a type of at most 16 bits; owned, NULL for wider ones */
   int64_t *gap;                /* one row: a - b in ulp, or RN_GAP_NONFINITE; owned */
+  int64_t *ordinal_b;          /* of b, while a's stand in gap; owned */
   double *row_a, *row_b;       /* its values as stored; owned */
   uint64_t hash_a, hash_b;     /* of the values of that row, rounded to dtype */
 } rn_pair;
