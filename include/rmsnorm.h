@@ -275,11 +275,17 @@ typedef struct rmsnorm_parallel {
  *    fork: CUDA does not survive it; a child that wants CUDA must be the first to use it.
  *    Graphs: every call can be captured, once rmsnorm_preload has loaded all kernels in that context. Without it the
  *    driver may have to load a kernel while it captures: depending on its version and the mode of the capture it does,
- *    or the call is refused with RMSNORM_ERROR_DEVICE and the capture is lost. A graph keeps pointers and sizes. */
+ *    or the call is refused with RMSNORM_ERROR_DEVICE and the capture is lost. A graph keeps pointers and sizes.
+ *    HIP. RMSNORM_DEVICE_HIP is the same for AMD GPUs, those of gfx90a, gfx942 and gfx950 that the build has kernels
+ *    for (rmsnorm_explain says which). The stream is a hipStream_t of the device that is current in the calling thread
+ *    (hipSetDevice); kernels are loaded, and preloaded, for each device. The runtime is the libamdhip64.so that the
+ *    process has mapped already, otherwise that of the system, of ROCm 6.0 or later, or the file that the environment
+ *    variable RMSNORM_HIP_DRIVER names. This part is compiled and inspected; it has not been run on AMD hardware. */
 typedef struct rmsnorm_launch {
   /* 1: the kernels may start before the work that precedes them in the stream has ended (programmatic dependent launch;
-   * without effect below compute capability 9.0). They wait for it before they read anything, so only time changes.
-   * The one condition: if what precedes was itself launched so, it must have waited for its own predecessor. 0: not */
+   * without effect below compute capability 9.0, with the implementation "triton", and on HIP). They wait for it before
+   * they read anything, so only time changes. The one condition: if what precedes was itself launched so, it must have
+   * waited for its own predecessor. 0: not */
   int32_t dependent;
   int32_t multiprocessors; /* the grids are made for at most so many; 0 = all, negative: RMSNORM_ERROR_SIZE. Fewer are
                               slower, the bits are the same */
@@ -289,11 +295,11 @@ typedef struct rmsnorm_launch {
   const int64_t *live_rows;
 } rmsnorm_launch;
 
-/* rmsnorm_preload - load what the first calls would load: for CUDA the driver and, in the current context, all kernels.
- * Once for each context, before capturing a graph or where the first call must not be slow; again does no harm.
- * device is an rmsnorm_device; the CPU needs nothing: RMSNORM_OK.
- * Refusals: RMSNORM_ERROR_ENUM; RMSNORM_ERROR_UNSUPPORTED, with the reason, where the build or the machine has no such
- * device; RMSNORM_ERROR_DEVICE. */
+/* rmsnorm_preload - load what the first calls would load: for CUDA the driver and, in the current context, all kernels
+ * of all implementations; for HIP the runtime and, on the current device, all kernels. Once for each context (device),
+ * before capturing a graph or where the first call must not be slow; again does no harm. device is an rmsnorm_device;
+ * the CPU needs nothing: RMSNORM_OK. Refusals: RMSNORM_ERROR_ENUM; RMSNORM_ERROR_UNSUPPORTED, with the reason, where
+ * the build or the machine has no such device; RMSNORM_ERROR_DEVICE. */
 RMSNORM_API rmsnorm_status rmsnorm_preload(int32_t device);
 
 /* ------------------------------------------------------------------------------------------------------------------
