@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""gpu_table.py BENCH.json > docs/performance-gpu.md - every cell of `rmsnorm bench --device cuda --peers FILE --json`.
+"""gpu_table.py BENCH.json [TRITON.json] > docs/performance-gpu.md - every cell of `rmsnorm bench --device cuda --peers
+FILE --json`, and beside it, when there is one, that of the same run with `--impl triton`.
 
 SPDX-License-Identifier: Apache-2.0"""
 import json
@@ -66,12 +67,44 @@ def table(op, kind, cells):
 
 def text(c):
     mark = "**" if c["ratio"] < 1 / 1.03 else ""
-    return "%.4g %.2f %s%.2f%s" % (c["us"], c["share"], mark, c["ratio"], mark)
+    mine = "%.4g %.2f %s%.2f%s" % (c["us"], c["share"], mark, c["ratio"], mark)
+    t = c.get("triton")
+    return "%s; %.4g %.2f %.2f" % (mine, t["us"], t["share"], t["ratio"]) if t else mine
+
+
+def key(c):
+    return c["op"], c["type"], c["rows"], c["cols"], c["mode"]
+
+
+def timed(name):
+    data = json.load(open(name))
+    return data, [c for c in data["cells"] if c["outcome"] == "timed" and "ratio" in c]
+
+
+def triton_summary(cells):
+    """Of each operation: Triton's share of the copy limit, and its time over that of the hand kernels."""
+    print("| op | cells | Triton: share of the best copy, large | peer / Triton, hot | middle | large | Triton / CUDA, large |")
+    print("|---" * 7 + "|")
+    for op in NAMES:
+        mine = [c for c in cells if c["op"] == op and "triton" in c]
+        if not mine:
+            continue
+        large = [c for c in mine if regime(c) == "large"]
+        columns = ["%.3f" % geometric_mean([c["triton"]["share"] for c in large]) if large else "-"]
+        for name in ("hot", "middle", "large"):
+            ratios = [c["triton"]["ratio"] for c in mine if regime(c) == name]
+            columns.append("%.2f" % geometric_mean(ratios) if ratios else "-")
+        columns.append("%.3f" % geometric_mean([c["triton"]["us"] / c["us"] for c in large]) if large else "-")
+        print("| %s | %d | %s |" % (op, len(mine), " | ".join(columns)))
+    print()
 
 
 def main():
-    data = json.load(open(sys.argv[1]))
-    cells = [c for c in data["cells"] if c["outcome"] == "timed" and "ratio" in c]
+    data, cells = timed(sys.argv[1])
+    beside = {key(c): c for c in timed(sys.argv[2])[1]} if len(sys.argv) > 2 else {}
+    for c in cells:
+        if key(c) in beside:
+            c["triton"] = beside[key(c)]
     ratios = [c["ratio"] for c in cells]
     print("# Every GPU cell\n")
     print("One %s, driver %s; made by `scripts/gpu_table.py` from `rmsnorm bench --device cuda --peers FILE --json`." %
@@ -82,6 +115,9 @@ def main():
     print("%d cells, geometric mean of peer / ours %.3f, worst %.2f; %d slower than the best peer by more than 3 %%.\n" %
           (len(cells), geometric_mean(ratios), min(ratios), sum(1 for r in ratios if r < 1 / 1.03)))
     summary(cells)
+    if beside:
+        print("Behind each semicolon the same three numbers of `--impl triton`, in a run of its own.\n")
+        triton_summary(cells)
     for op in NAMES:
         for kind in ("bf16", "f16", "f32"):
             some = [c for c in cells if c["op"] == op and c["type"] == kind]
