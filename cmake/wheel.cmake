@@ -5,6 +5,10 @@
 #   pip install . -C cmake.define.RMSNORM_CUDA_IMAGES=/folder                        kernels of an earlier build
 # SPDX-License-Identifier: Apache-2.0
 set(RMSNORM_PYTHON ON)
+# Kernels made with Triton, for AMD GPUs, in the same way: where they are asked for.
+if(NOT DEFINED CACHE{RMSNORM_TRITON} AND NOT DEFINED CACHE{RMSNORM_TRITON_FILES})
+  set(RMSNORM_TRITON OFF CACHE STRING "")
+endif()
 if(DEFINED CACHE{RMSNORM_CUDA} OR DEFINED CACHE{RMSNORM_CUDA_IMAGES})
   return()
 endif()
