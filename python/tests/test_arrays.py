@@ -260,3 +260,27 @@ def test_import_is_light():
         "assert 'libcuda' not in maps and 'amdhip' not in maps; assert took < 5, took"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_cupy(random):
+    """Arrays of another library, on a GPU: results are its own, the bits those of the CPU."""
+    cupy = pytest.importorskip("cupy", reason="cupy is not installed")
+    try:
+        if cupy.cuda.runtime.getDeviceCount() < 1 or rmsnorm.impls().get("cuda") is not None:
+            pytest.skip("no GPU here, or no kernels for it")
+    except cupy.cuda.runtime.CUDARuntimeError:
+        pytest.skip("no GPU here")
+    x, weight = make(random, (6, 5, 640), F32), make(random, (640,), oracle.F16)
+    for preset in ("llama", "fp32"):
+        want = rmsnorm.rms_norm(x, weight, eps=1e-6, preset=preset, residual=x, stats=True)
+        got = rmsnorm.rms_norm(cupy.asarray(x), cupy.asarray(weight), eps=1e-6, preset=preset, residual=cupy.asarray(x),
+                               stats=True)  # fmt: skip
+        for a, b in zip(got, want, strict=True):
+            assert isinstance(a, cupy.ndarray) and oracle.same_bits(cupy.asnumpy(a), b)
+    part = (slice(None), slice(None, None, 2), slice(32, 96))
+    got = rmsnorm.rms_norm(cupy.asarray(x)[part], eps=1e-6)
+    assert oracle.same_bits(cupy.asnumpy(got), rmsnorm.rms_norm(x[part], eps=1e-6))
+    side = cupy.cuda.Stream(non_blocking=True)
+    with side:
+        y = rmsnorm.rms_norm(cupy.asarray(x), eps=1e-6, stream=side.ptr)
+        assert oracle.same_bits(cupy.asnumpy(y, stream=side), rmsnorm.rms_norm(x, eps=1e-6))
