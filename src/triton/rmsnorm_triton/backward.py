@@ -35,7 +35,7 @@ from .canonical import (
     rescue_exponent,
     rescued,
 )
-from .forward import load_weight
+from .forward import fetch_weight, widen_weight
 
 RUN_TIME = ["units", "heads", "weight_type", "chunks", "unit_rows"]
 
@@ -161,7 +161,8 @@ def backward_rows(x, weight, dy, dresidual_out, dx, rstd_in, partials,
                 xhat = (xs[j].to(tl.float32) * power) * r
                 g = dys[j].to(tl.float32)
                 col = j * W + lane
-                w = load_weight(weight, weight_type, weight_offset, col, col < group_cols)
+                w = fetch_weight(weight, weight_type, col, col < group_cols)
+                w = widen_weight(w, weight, weight_type, weight_offset, col, col < group_cols)
                 # 1 past the last column: t is +0 there, xhat -0, and adding their product changes nothing.
                 w = tl.where(col < group_cols, w, 1.0)
                 lanes = tl.fma(g * w, xhat, lanes)
@@ -172,15 +173,24 @@ def backward_rows(x, weight, dy, dresidual_out, dx, rstd_in, partials,
             incoming = dresidual_out + (token * dresidual_out_row_stride + head * dresidual_out_head_stride)[:, None]
             # Read again, out of the first cache: kept in registers until the dot is known, x and dy would leave no
             # room for the sums of dweight.
+            xs = ()
+            dys = ()
+            mores = ()
             for j in tl.static_range(J):
                 col = j * W + lane
                 mask = (col < group_cols) & live[:, None]
-                xhat = (tl.load(x_row + col, mask=mask, other=0.0).to(tl.float32) * power) * r
-                g = tl.load(dy_row + col, mask=mask, other=0.0).to(tl.float32)
-                w = load_weight(weight, weight_type, weight_offset, col, mask)
-                k = tl.fma(-xhat, by_dot, g * w)
-                more = tl.load(incoming + col, mask=mask & has_incoming, other=absent).to(tl.float32)
-                tl.store(into + col, ((r * k) * power + more).to(T), mask=mask & has_dx)
+                xs = xs + (tl.load(x_row + col, mask=mask, other=0.0),)
+                dys = dys + (tl.load(dy_row + col, mask=mask, other=0.0),)
+                mores = mores + (tl.load(incoming + col, mask=mask & has_incoming, other=absent),)
+            for j in tl.static_range(J):
+                col = j * W + lane
+                mask = (col < group_cols) & live[:, None]
+                w = fetch_weight(weight, weight_type, col, mask)
+                w = widen_weight(w, weight, weight_type, weight_offset, col, mask)
+                xhat = (xs[j].to(tl.float32) * power) * r
+                k = tl.fma(-xhat, by_dot, dys[j].to(tl.float32) * w)
+                dh = (r * k) * power + mores[j].to(tl.float32)
+                tl.store(into + col, dh.to(T), mask=mask & has_dx)
 
         if present(partials):
             for j in tl.static_range(J):

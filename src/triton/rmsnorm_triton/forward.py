@@ -51,12 +51,26 @@ def place(unit, heads, groups):
 
 
 @triton.jit
-def load_weight(weight, weight_type, weight_offset, at, mask):
-    """w, widened. The weight is of the kernel's type or f32; without one w is 1, and xhat * 1 is xhat."""
-    if weight_type == F32:
-        w = tl.load(weight.to(tl.pointer_type(tl.float32), bitcast=True) + at, mask=mask, other=1.0)
+def fetch_weight(weight, weight_type, at, mask):
+    """The weight as it is stored, where it has the kernel's type; otherwise 1, which nothing is read for."""
+    T: tl.constexpr = weight.dtype.element_ty
+    if T == tl.float32:
+        has = weight_type == F32
     else:
-        w = tl.load(weight + at, mask=mask & (weight_type != 0), other=1.0).to(tl.float32)
+        has = weight_type > F32
+    return tl.load(weight + at, mask=mask & has, other=1.0)
+
+
+@triton.jit
+def widen_weight(raw, weight, weight_type, weight_offset, at, mask):
+    """w. A weight in f32 beside narrow tensors is read only here. Without one w is 1, and xhat * 1 is xhat.
+
+    No branch: it would keep the loads on its two sides apart.
+    """
+    w = raw.to(tl.float32)
+    if raw.dtype != tl.float32:
+        wide = weight.to(tl.pointer_type(tl.float32), bitcast=True) + at
+        w = tl.where(weight_type == F32, tl.load(wide, mask=mask & (weight_type == F32), other=1.0), w)
     return weight_offset + w
 
 
@@ -102,11 +116,14 @@ def forward_row(x, residual, weight, y, residual_out, rstd_out,
     at_weight = (head * weight_head_stride + group * weight_group_stride)[:, None]
     lane = tl.arange(0, W)[None, :]
 
+    # Everything that is read is asked for before anything is computed: the weight, too, is there when it is needed.
     us = ()
+    ws = ()
     lanes = tl.zeros([R, W], tl.float32)
     for j in tl.static_range(J):
         col = j * W + lane
         mask = (col < group_cols) & live
+        ws = ws + (fetch_weight(weight, weight_type, at_weight + col, mask),)
         us = us + (load_sum(x, residual, col, mask, has_residual, round_sum > F32, HAS_RESIDUAL),)
     for j in tl.static_range(J):
         wide = us[j].to(tl.float32)
@@ -138,7 +155,7 @@ def forward_row(x, residual, weight, y, residual_out, rstd_out,
     for j in tl.static_range(J):
         col = j * W + lane
         mask = (col < group_cols) & live
-        w = load_weight(weight, weight_type, weight_offset, at_weight + col, mask)
+        w = widen_weight(ws[j], weight, weight_type, weight_offset, at_weight + col, mask)
         xhat = rounded((us[j].to(tl.float32) * power) * r, round_xhat > F32, T)
         if HAS_RESIDUAL:
             tl.store(residual_out + col, us[j].to(T), mask=mask & keeps_sum)
@@ -216,13 +233,15 @@ def forward_long(x, residual, weight, y, residual_out, rstd_out,
     lane = tl.arange(0, W)
     for start in range(0, group_cols, W * U):
         us = ()
+        ws = ()
         for k in tl.static_range(U):
             col = start + k * W + lane
+            ws = ws + (fetch_weight(weight, weight_type, weight_at + col, col < group_cols),)
             us = us + (load_sum(x, residual, col, col < group_cols, has_residual, round_sum > F32, HAS_RESIDUAL),)
         for k in tl.static_range(U):
             col = start + k * W + lane
             mask = col < group_cols
-            w = load_weight(weight, weight_type, weight_offset, weight_at + col, mask)
+            w = widen_weight(ws[k], weight, weight_type, weight_offset, weight_at + col, mask)
             xhat = rounded((us[k].to(tl.float32) * power) * r, round_xhat > F32, T)
             if HAS_RESIDUAL:
                 tl.store(residual_out + col, us[k].to(T), mask=mask & keeps_sum)

@@ -64,7 +64,7 @@ class Variant:
             return "i64", run
         if name in LONG or (name in LONG_IN_GENERAL and not fast and self.family != "dweight_sum"):
             return "i64", 1
-        return "i32", run if name == "group_cols" else 1
+        return "i32", {"group_cols": run, "lanes": 64}.get(name, 1)
 
     def warps(self, warp_size):
         return max(1, min(self.threads, 1024) // warp_size)
