@@ -81,7 +81,7 @@ sanitize-thread:
 	cmake -S . -B $(BUILD)-tsan -DCMAKE_BUILD_TYPE=RelWithDebInfo -DRMSNORM_SANITIZE=thread -DRMSNORM_OPENMP=OFF \
 	  -DRMSNORM_CUDA=OFF $(CMAKE_ARGS)
 	cmake --build $(BUILD)-tsan -j$(JOBS)
-	$(CTEST) $(BUILD)-tsan -R "test_host|test_args|test_descriptors|test_cuda_host|example_"
+	$(CTEST) $(BUILD)-tsan -R "test_host|test_args|test_descriptors|test_cuda_host|test_triton_host|test_hip_host|example_"
 	$(BUILD)-tsan/rmsnorm check --quick --case threads
 	for i in 6 7 18 26 34; do $(BUILD)-tsan/rmsnorm check --case large/$$i || exit; done
 

@@ -266,6 +266,9 @@ static void test_choice(void **state) {
   a = forward_args(100, 4096), a.y.dtype = RMSNORM_DTYPE_F16, expect_forward(&a, RN_TRITON_general_forward, 0, 0);
   a = forward_args((int64_t)1 << 31, 4096), expect_forward(&a, RN_TRITON_general_forward, 0, 0);
   a = forward_args(((int64_t)1 << 31) - 1, 4096), expect_forward(&a, RN_TRITON_forward_row, 1024, 4);
+  /* Fewer programs than 2^31, but a number of rows that 32 bits do not hold. */
+  a = forward_args((int64_t)1 << 31, 64), expect_forward(&a, RN_TRITON_general_forward, 0, 0);
+  a = forward_args(((int64_t)1 << 31) - 1, 64), expect_forward(&a, RN_TRITON_forward_row, 64, 1);
 }
 
 static void test_limits(void **state) {
