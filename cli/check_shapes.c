@@ -47,9 +47,9 @@ typedef struct edge {
 /* Forward: just past the numbers of rows at which kernels change; misaligned rows of several threads' width. */
 static const edge many[] = {{64, 2049, 0, 0},  {128, 2050, 0, 0}, {200, 2051, 0, 0},  {384, 2049, 0, 0},
                             {512, 2052, 0, 0}, {768, 2053, 0, 0}, {1000, 2049, 0, 0}, {1024, 300, 0, 0},
-                            {1536, 64, 0, 0},  {2040, 301, 0, 0}, {2048, 300, 0, 0},  {3072, 65, 0, 0},
+                            {1536, 265, 0, 0}, {2040, 301, 0, 0}, {2048, 300, 0, 0},  {3072, 265, 0, 0},
                             {4088, 299, 0, 0}, {32768, 65, 0, 0}, {8192, 5, 0, 2},    {5122, 3, 0, 0},
-                            {6146, 17, 5, 2},  {24578, 3, 0, 2},  {65536, 66, 3, 0}};
+                            {6146, 17, 5, 2},  {24578, 3, 0, 2},  {20480, 65, 0, 0},  {65536, 66, 3, 0}};
 /* Rows long and many enough for rings of bulk copies; fewer multiprocessors make for smaller clusters. */
 static const edge ring[] = {{12288, 515, 0, 0}, {16384, 513, 0, 0}, {20480, 514, 0, 0}, {32768, 512, 2, 0}};
 static const edge long_ring[] = {{32768, 515, 0, 0}, {24576, 517, 7, 0}, {40960, 513, 0, 0},

@@ -6,7 +6,8 @@
  * block runs as a coroutine, and a missing barrier or an access out of bounds shows without a GPU.
  *
  * Arithmetic: kernels are compiled with -fmad=false -prec-div=true -prec-sqrt=true -ftz=false, so `a * b + c`, `/` and
- * sqrtf mean what docs/numerics.md means; fmaf is the only fused operation. No rsqrtf, no __fdividef, no expf.
+ * sqrtf mean what docs/numerics.md means; fmaf is the only fused operation. No rsqrtf, no __fdividef, no expf;
+ * rn_root_near is a start for what does not depend on it.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef RN_CUDA_DEVICE_H
@@ -165,6 +166,22 @@ template <int N> RN_DEVICE void rn_stream_store(void *at, rn_words<N> v) {
  * registers. */
 RN_DEVICE void rn_keep_packed(uint32_t &word) {
   asm volatile("" : "+r"(word));
+}
+
+/* An address stays as it is: without this it is made anew, from its parts, for each access that may not be there. */
+RN_DEVICE void rn_keep_address(const char *&at) {
+  asm volatile("" : "+l"(at));
+}
+RN_DEVICE void rn_keep_address(char *&at) {
+  asm volatile("" : "+l"(at));
+}
+
+/* 1 / sqrt(v) by the device's approximation, at most three units in the last place off (relative error 2^-22.9): only a
+ * start, for rstd.h, whose result does not depend on it. */
+RN_DEVICE float rn_root_near(float v) {
+  float r;
+  asm("rsqrt.approx.f32 %0, %1;" : "=f"(r) : "f"(v));
+  return r;
 }
 
 /* Two floats rounded to nearest even into one word, `low` in the low half. NaN stays NaN. */

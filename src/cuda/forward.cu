@@ -6,6 +6,7 @@
  * docs/numerics.md 1.
  *
  * SPDX-License-Identifier: Apache-2.0 */
+#include "forward_few.h"
 #include "forward_ring.h"
 
 /* ------------------------------------------------------------------------------------------------------------------
@@ -37,17 +38,6 @@ template <int ROWS> RN_DEVICE int rn_thread_of_row(int i) {
   return ROWS == 4 ? (i >> 1) | (i & 1) << 1 : i;
 }
 
-/* Kernels for few rows are lean: neither heads nor groups, every row live, one for each team, because a launch lasts as
- * long as its longest thread and each of these costs it 20 to 100 ns (H200, one row of 64 to 4096 columns). */
-template <class L> RN_DEVICE bool rn_is_lean() {
-  return L::LANES == 2;
-}
-/* The same, out of the way of the code that always runs: 50 to 80 ns. */
-template <class L, rn_sum SUM>
-RN_SELDOM void rn_forward_rescued_apart(const rn_cuda_forward *p, rn_team team, uint32_t row) {
-  rn_forward_rescued<L, SUM>(*p, team, row);
-}
-
 /* ROWS rows of the team: row, row + stride, ... below `rows`; each at most LOADS * W columns. Within a warp all teams
  * come here together, those that have no row left too. */
 template <class L, rn_sum SUM, int LOADS, int ROWS>
@@ -56,8 +46,7 @@ RN_DEVICE void rn_forward_some(const rn_cuda_forward &p, rn_team &team, uint32_t
   typedef typename L::words words;
   /* The weight waits in registers for the sum, where there is room beside the rows. */
   constexpr bool WAITS = LOADS * ROWS * L::LANES * T::SIZE * (SUM == rn_sum_none ? 1 : 2) <= 128;
-  const bool waits = WAITS && p.weight != nullptr && !rn_weight_differs(T(), p),
-             simple = rn_is_lean<L>() || rn_is_simple(p);
+  const bool waits = WAITS && p.weight != nullptr && !rn_weight_differs(T(), p), simple = rn_is_simple(p);
   const int lanes = rn_lanes_of_team<L>(team), cols = p.cols;
   words q[ROWS][LOADS][L::RUNS], other[ROWS][SUM == rn_sum_none ? 1 : LOADS][L::RUNS], waiting[LOADS][L::RUNS];
   rn_row_place at[ROWS];
@@ -119,10 +108,7 @@ RN_DEVICE void rn_forward_some(const rn_cuda_forward &p, rn_team &team, uint32_t
     if (ROWS > 1) rstd = rn_from_lane(RN_ALL_LANES, own, (rn_thread() & 31) - team.thread + rn_thread_of_row<ROWS>(k));
     if (L::SPAN == RN_SPAN_WARP && !here[k]) continue;
     if (rstd < 0) {
-      if (rn_is_lean<L>())
-        rn_forward_rescued_apart<L, SUM>(&p, team, row + k * stride);
-      else
-        rn_forward_rescued<L, SUM>(p, team, row + k * stride);
+      rn_forward_rescued<L, SUM>(p, team, row + k * stride);
       continue;
     }
     if (p.rstd_out != nullptr && team.thread == 0 && team.rank == 0) p.rstd_out[row + k * stride] = rstd;
@@ -164,25 +150,20 @@ template <class L, rn_sum SUM, int LOADS, int ROWS> RN_DEVICE void rn_forward_ro
   rn_wait_for_previous();
   rn_let_next_start();
   uint32_t rows = (uint32_t)p.rows;
-  if (!rn_is_lean<L>() && p.live_rows != nullptr)
-    rows = (uint32_t)rn_live_rows(p.rows, p.live_rows, p.live_most, p.live_factor);
+  if (p.live_rows != nullptr) rows = (uint32_t)rn_live_rows(p.rows, p.live_rows, p.live_most, p.live_factor);
   rn_meet<L>(team);
   if constexpr (L::SPAN == RN_SPAN_WARP) {
     /* A warp has 32 / THREADS rows side by side, ROWS times, and goes on while the first of them is there. */
     const uint32_t beside = 32 / L::THREADS, warps = (uint32_t)rn_threads_of_block() / 32;
     const uint32_t step = (uint32_t)rn_blocks() * warps * (beside * ROWS);
     uint32_t row = ((uint32_t)rn_block() * warps + (uint32_t)rn_thread() / 32) * (beside * ROWS);
-    RN_NO_UNROLL for (; row < rows; row += step) {
-      rn_forward_some<L, SUM, LOADS, ROWS>(p, team, row + (uint32_t)(rn_thread() & 31) / L::THREADS, beside, rows);
-      if (rn_is_lean<L>()) break;
-    }
+    RN_NO_UNROLL for (; row < rows; row += step)
+        rn_forward_some<L, SUM, LOADS, ROWS>(p, team, row + (uint32_t)(rn_thread() & 31) / L::THREADS, beside, rows);
   } else {
     const uint32_t blocks = (uint32_t)team.blocks; /* of a cluster, a power of two */
     const int shift = L::SPAN == RN_SPAN_CLUSTER ? rn_log2(blocks) : 0;
-    RN_NO_UNROLL for (uint32_t row = (uint32_t)rn_block() >> shift; row < rows; row += (uint32_t)rn_blocks() >> shift) {
-      rn_forward_some<L, SUM, LOADS, ROWS>(p, team, row, 0, rows);
-      if (rn_is_lean<L>()) break;
-    }
+    RN_NO_UNROLL for (uint32_t row = (uint32_t)rn_block() >> shift; row < rows; row += (uint32_t)rn_blocks() >> shift)
+        rn_forward_some<L, SUM, LOADS, ROWS>(p, team, row, 0, rows);
   }
 }
 
@@ -193,6 +174,7 @@ template <class L, rn_sum SUM, int LOADS, int ROWS> RN_DEVICE void rn_forward_ro
     rn_forward_rows<rn_layout<rn_##type, lanes, RN_SPAN_##span, threads>, rn_sum_##sum, loads, rows>(p);               \
   }
 RN_FORWARD_INSTANCES(RN_FORWARD_KERNEL)
+RN_FEW_INSTANCES(RN_FEW_KERNEL)
 
 #define RN_RING_KERNEL(type, sum, span, loads, stages, threads, registers)                                             \
   RN_KERNEL_CAPPED(RN_RING_NAME(type, sum, span, loads, threads), rn_cuda_forward, threads, registers) {               \

@@ -70,8 +70,9 @@ template <class L, rn_sum SUM> struct rn_forward_source {
   }
 };
 
+/* known: rstd, already rounded, where it is known after all; else 0. */
 template <class L, rn_sum SUM>
-RN_DEVICE void rn_forward_rescued(const rn_cuda_forward &p, rn_team &team, uint32_t row) {
+RN_DEVICE void rn_forward_rescued(const rn_cuda_forward &p, rn_team &team, uint32_t row, float known = 0) {
   typedef typename L::T T;
   const rn_row_place at = rn_place_of(p, row, rn_is_simple(p));
   const char *weight = p.weight + at.head * p.weight_head_bytes + at.group * p.weight_group_bytes;
@@ -83,7 +84,9 @@ RN_DEVICE void rn_forward_rescued(const rn_cuda_forward &p, rn_team &team, uint3
   source.x = stored ? sum_out : p.x.data + rn_offset(p.x, at, false);
   source.residual = SUM != rn_sum_none && !stored ? p.residual.data + rn_offset(p.residual, at, false) : nullptr;
   source.cols = p.cols;
-  const rn_row_stat stat = rn_rescued_stat<L>(team, source, p.divisor, p.eps, p.round_rstd != 0);
+  rn_row_stat stat;
+  stat.power = 1, stat.r = stat.rstd = known;
+  if (known == 0) stat = rn_rescued_stat<L>(team, source, p.divisor, p.eps, p.round_rstd != 0);
 
   if (p.rstd_out != nullptr && team.thread == 0 && team.rank == 0) p.rstd_out[row] = stat.rstd;
   RN_UNROLL for (int g = 0; g < L::RUNS; g++)

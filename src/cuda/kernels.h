@@ -27,19 +27,10 @@
   X(type, sum, 8, WARP, 32, 4, 1) X(type, sum, 8, WARP, 32, 6, 1) X(type, sum, 8, WARP, 32, 8, 1)                      \
   X(type, sum, 8, BLOCK, 0, 4, 1) X(type, sum, 8, BLOCK, 0, 6, 1) X(type, sum, 8, BLOCK, 0, 8, 1)                      \
   X(type, sum, 8, CLUSTER, 0, 4, 1) X(type, sum, 8, CLUSTER, 0, 8, 1)
-/* Few rows: a quarter of the work for a thread. */
-#define RN_FORWARD_FEW(X, type, sum)                                                                                   \
-  X(type, sum, 2, WARP, 32, 1, 1) X(type, sum, 2, WARP, 32, 2, 1) X(type, sum, 2, WARP, 32, 4, 1)                      \
-  X(type, sum, 2, WARP, 32, 8, 1)                                                                                      \
-  X(type, sum, 2, BLOCK, 0, 4, 1) X(type, sum, 2, BLOCK, 0, 8, 1)                                                      \
-  X(type, sum, 2, CLUSTER, 0, 4, 1) X(type, sum, 2, CLUSTER, 0, 8, 1)
 #define RN_FORWARD_INSTANCES(X)                                                                                        \
   RN_FORWARD_WIDE(X, bf16, none) RN_FORWARD_WIDE(X, bf16, stored) RN_FORWARD_WIDE(X, bf16, exact)                      \
   RN_FORWARD_WIDE(X, f16, none) RN_FORWARD_WIDE(X, f16, stored) RN_FORWARD_WIDE(X, f16, exact)                         \
-  RN_FORWARD_WIDE(X, f32, none) RN_FORWARD_WIDE(X, f32, stored)                                                        \
-  RN_FORWARD_FEW(X, bf16, none) RN_FORWARD_FEW(X, bf16, stored)                                                        \
-  RN_FORWARD_FEW(X, f16, none) RN_FORWARD_FEW(X, f16, stored)                                                          \
-  RN_FORWARD_FEW(X, f32, none) RN_FORWARD_FEW(X, f32, stored)
+  RN_FORWARD_WIDE(X, f32, none) RN_FORWARD_WIDE(X, f32, stored)
 
 /* The bytes of x and residual that a thread holds; from them the largest block and the registers of a thread. A
  * multiprocessor wants 32 to 64 KiB of loads under way: the fewer a thread has, the more threads must fit. */
@@ -63,6 +54,36 @@
 #define RN_FORWARD_REGISTERS_BLOCK   64
 #define RN_FORWARD_REGISTERS_CLUSTER 80
 /* clang-format on */
+
+/* forward_few.h: X(type, sum, lanes, span, loads): as in forward.cu, for few rows. A step is one access, so float32 has
+ * at most four lanes. The name is rn_few_<type>_<sum>_<lanes>_<span>_<loads>. */
+/* clang-format off */
+#define RN_FEW_NARROW(X, type, sum)                                                                                    \
+  X(type, sum, 2, WARP, 1) X(type, sum, 2, WARP, 2) X(type, sum, 2, WARP, 4) X(type, sum, 2, WARP, 6)                  \
+  X(type, sum, 2, WARP, 8)                                                                                             \
+  X(type, sum, 2, BLOCK, 4) X(type, sum, 2, BLOCK, 6) X(type, sum, 2, BLOCK, 8) X(type, sum, 2, CLUSTER, 8)            \
+  X(type, sum, 4, BLOCK, 4) X(type, sum, 4, BLOCK, 6) X(type, sum, 4, BLOCK, 8)
+#define RN_FEW_SHAPES(X, type, sum)                                                                                    \
+  RN_FEW_NARROW(X, type, sum)                                                                                          \
+  X(type, sum, 8, BLOCK, 4) X(type, sum, 8, BLOCK, 6) X(type, sum, 8, BLOCK, 8)                                        \
+  X(type, sum, 8, CLUSTER, 4) X(type, sum, 8, CLUSTER, 8)
+#define RN_FEW_SHAPES_F32(X, type, sum)                                                                                \
+  RN_FEW_NARROW(X, type, sum) X(type, sum, 4, CLUSTER, 4) X(type, sum, 4, CLUSTER, 8)
+#define RN_FEW_INSTANCES(X)                                                                                            \
+  RN_FEW_SHAPES(X, bf16, none) RN_FEW_SHAPES(X, bf16, stored)                                                          \
+  RN_FEW_SHAPES(X, f16, none) RN_FEW_SHAPES(X, f16, stored)                                                            \
+  RN_FEW_SHAPES_F32(X, f32, none) RN_FEW_SHAPES_F32(X, f32, stored)
+#define RN_FEW_NAME(type, sum, lanes, span, loads) rn_few_##type##_##sum##_##lanes##_##span##_##loads
+/* clang-format on */
+enum { RN_FEW_WARP_THREADS = 64 };
+/* The largest block; a thread with 64 elements needs 200 registers. */
+#define RN_FEW_IS_HEAVY(lanes, loads) ((lanes) * (loads) >= 64)
+#define RN_FEW_THREADS(lanes, span, loads)                                                                             \
+  (RN_FEW_THREADS_##span < 512 || !RN_FEW_IS_HEAVY(lanes, loads) ? RN_FEW_THREADS_##span : 256)
+#define RN_FEW_THREADS_WARP            RN_FEW_WARP_THREADS
+#define RN_FEW_THREADS_BLOCK           512
+#define RN_FEW_THREADS_CLUSTER         512
+#define RN_FEW_REGISTERS(lanes, loads) (RN_FEW_IS_HEAVY(lanes, loads) ? 200 : 104)
 
 /* forward_ring.h: X(type, sum, span, loads, stages, threads, registers): as in forward.cu, with stages of shared
  * memory; the largest block and the registers of a thread. The stages of two tensors, and of f32, take so much that
@@ -159,6 +180,8 @@ enum { RN_TREE_THREADS = 1024 };
 #define RN_LISTED_FORWARD(type, sum, lanes, span, threads, loads, rows)                                                \
   RN_LISTED(forward, RN_FORWARD_NAME(type, sum, lanes, span, threads, loads),                                          \
             RN_FORWARD_THREADS(type, sum, lanes, span, loads))
+#define RN_LISTED_FEW(type, sum, lanes, span, loads)                                                                   \
+  RN_LISTED(forward, RN_FEW_NAME(type, sum, lanes, span, loads), RN_FEW_THREADS(lanes, span, loads))
 #define RN_LISTED_RING(type, sum, span, loads, stages, threads, registers)                                             \
   RN_LISTED(forward, RN_RING_NAME(type, sum, span, loads, threads), threads)
 #define RN_LISTED_QUANTISE(type, sum, span, threads, loads)                                                             \
@@ -168,6 +191,7 @@ enum { RN_TREE_THREADS = 1024 };
 #define RN_CUDA_LIST                                                                                                   \
   RN_GENERAL_KERNELS(RN_LISTED_GENERAL)                                                                                \
   RN_FORWARD_INSTANCES(RN_LISTED_FORWARD)                                                                              \
+  RN_FEW_INSTANCES(RN_LISTED_FEW)                                                                                      \
   RN_RING_INSTANCES(RN_LISTED_RING)                                                                                    \
   RN_QUANTISE_INSTANCES(RN_LISTED_QUANTISE)                                                                            \
   RN_BACKWARD_INSTANCES(RN_LISTED_BACKWARD)                                                                            \

@@ -68,10 +68,10 @@ typedef struct rn_cuda_forward {
   const char *weight;       /* NULL = ones */
   const int64_t *live_rows; /* NULL, or the number of live rows of the caller, of live_most that there are */
   float *rstd_out;
-  uint64_t heads_magic, groups_magic; /* for rn_divided; 0 = one */
-  int64_t rows;                       /* tokens * heads * groups, below 2^31 */
-  int32_t cols;                       /* of a group, at most 2^24 */
-  float divisor, eps, weight_offset;
+  uint64_t heads_magic, groups_magic;         /* for rn_divided; 0 = one */
+  int64_t rows;                               /* tokens * heads * groups, below 2^31 */
+  int32_t cols;                               /* of a group, at most 2^24 */
+  float divisor, inverse, eps, weight_offset; /* inverse: 1 / divisor, rounded */
   int32_t weight_is_f32, round_xhat, round_rstd;
   int32_t heads, groups;
   rn_cuda_view residual, residual_out;

@@ -12,26 +12,33 @@ typedef struct shape {
 } shape;
 #define SHAPE(type, sum, lanes, span, threads, loads, rows) {span, threads, loads, rows},
 static const shape wide_shapes[] = {RN_FORWARD_WIDE(SHAPE, , )};
-static const shape few_shapes[] = {RN_FORWARD_FEW(SHAPE, , )};
-enum { WIDE_SHAPES = sizeof wide_shapes / sizeof *wide_shapes, FEW_SHAPES = sizeof few_shapes / sizeof *few_shapes };
+enum { WIDE_SHAPES = sizeof wide_shapes / sizeof *wide_shapes, LANES = 8 /* of a thread, in the wide ones */ };
 
 enum sum { NONE, STORED, EXACT };
-/* The first kernel of each list; -1: there is none. [bf16, f16, f32][sum] */
+/* The first kernel of each type and sum; -1: there is none. [bf16, f16, f32][sum] */
 static const int32_t wide_first[3][3] = {
     {RN_KERNEL_rn_forward_bf16_none_8_WARP_8_1, RN_KERNEL_rn_forward_bf16_stored_8_WARP_8_1,
      RN_KERNEL_rn_forward_bf16_exact_8_WARP_8_1},
     {RN_KERNEL_rn_forward_f16_none_8_WARP_8_1, RN_KERNEL_rn_forward_f16_stored_8_WARP_8_1,
      RN_KERNEL_rn_forward_f16_exact_8_WARP_8_1},
     {RN_KERNEL_rn_forward_f32_none_8_WARP_8_1, RN_KERNEL_rn_forward_f32_stored_8_WARP_8_1, -1}};
-static const int32_t few_first[3][3] = {
-    {RN_KERNEL_rn_forward_bf16_none_2_WARP_32_1, RN_KERNEL_rn_forward_bf16_stored_2_WARP_32_1, -1},
-    {RN_KERNEL_rn_forward_f16_none_2_WARP_32_1, RN_KERNEL_rn_forward_f16_stored_2_WARP_32_1, -1},
-    {RN_KERNEL_rn_forward_f32_none_2_WARP_32_1, RN_KERNEL_rn_forward_f32_stored_2_WARP_32_1, -1}};
-
-/* The kernels of the ring. */
 enum { TYPE_bf16, TYPE_f16, TYPE_f32 };
 #define SUM_none   NONE
 #define SUM_stored STORED
+/* The kernels for few rows. */
+#define FEW(type, sum, lanes, span, loads)                                                                             \
+  {RN_KERNEL_rn_few_##type##_##sum##_##lanes##_##span##_##loads,                                                       \
+   TYPE_##type,                                                                                                        \
+   SUM_##sum,                                                                                                          \
+   lanes,                                                                                                              \
+   {span, RN_FEW_THREADS(lanes, span, loads), loads, 1}},
+static const struct few {
+  int32_t kernel, type, sum, lanes;
+  shape shape;
+} fews[] = {RN_FEW_INSTANCES(FEW)};
+enum { FEWS = sizeof fews / sizeof *fews };
+
+/* The kernels of the ring. */
 #define RING(type, sum, span, loads, stages, threads, registers)                                                       \
   {RN_KERNEL_rn_ring_##type##_##sum##_##span##_##loads##_##threads, TYPE_##type, SUM_##sum, {span, threads, loads, 1}},
 static const struct ring {
@@ -89,16 +96,51 @@ static bool aligned(const rn_problem *p, int32_t lanes) {
  * The choice. Measured on one H200, bf16, against the best copy kernel of the same run; docs/performance.md has the
  * tables. */
 
-/* Two lanes a thread: faster where a launch has so few rows that its time is that of one row. From 4096 columns on the
- * larger blocks cost more than the shorter threads gain. */
+/* Few rows: a launch has so few that its time is that of one row. Up to 4096 columns that is so for 2048 rows as well:
+ * 9.8 us where the wide kernels take 10.0, 2.0 against 2.5 at 64 columns. */
 static bool is_few(const question *q) {
-  return q->cols < 1024 ? q->rows <= 2048 : q->rows <= 16 && q->cols < 4096;
+  return q->rows <= (q->cols <= 4096 ? 2048 : q->cols < 16384 ? 256 : 64);
 }
 
-/* A row in one block up to this many threads; a launch of few long rows spreads each over a cluster of blocks of 64 to
- * 128 threads, because one block alone takes longer to move it. */
-static void lay_out(const question *q, int32_t lanes, answer *a, int *span) {
-  const int64_t team = q->lanes / lanes;
+/* Lanes of a thread: as few as blocks of 128 to 256 threads allow, for the fewer it has the sooner it is done, but
+ * large blocks start and meet late; from 1024 rows on, where blocks wait for their turn, blocks of 64 to 128. */
+static int32_t few_lanes(const question *q) {
+  const int32_t wide = q->size == 4 ? 4 : 8, row = (int32_t)q->lanes;
+  if (q->rows < 1024) return row <= 256 ? 2 : row <= 1024 ? 4 : wide;
+  return row <= 128 ? 2 : row <= 256 || (row == 512 && q->steps > 4) ? 4 : wide;
+}
+
+/* A row of 32 KiB is moved sooner by several blocks than by one: up to sixteen where there are rows for no more, eight
+ * beside a few others. `most`: lanes that alignment allows, 2 or all. */
+static bool choose_few(const question *q, int32_t most, answer *a) {
+  const int32_t row = (int32_t)q->lanes, bytes = q->cols * q->size * (q->sum == NONE ? 1 : 2);
+  const bool spread = bytes >= (q->rows <= 16 ? 32768 : 65536);
+  int32_t lanes = few_lanes(q);
+  if (lanes > most) lanes = most;
+  int span = row == 64 ? WARP : BLOCK;
+  a->threads = row / lanes, a->cluster = 1;
+  if (span == WARP) a->threads = RN_FEW_WARP_THREADS;
+  const int32_t threads = RN_FEW_THREADS(lanes, BLOCK, q->steps > 6 ? 8 : 6); /* most of a block */
+  if (span == BLOCK && q->most_blocks > 1 && (spread || a->threads > threads)) {
+    const bool others = q->rows > 4 && q->most_blocks > 8 && row / lanes <= 8 * threads;
+    a->threads = 64;
+    while (row / lanes / a->threads > (others ? 8 : q->most_blocks)) a->threads *= 2;
+    a->cluster = row / lanes / a->threads, span = a->cluster > 1 ? CLUSTER : BLOCK;
+  }
+  a->rows_of_block = span == WARP ? a->threads / 32 : 1;
+  for (int i = 0; i < FEWS; i++) {
+    const struct few *f = &fews[i];
+    if (f->type != q->type || f->sum != (int32_t)q->sum || f->lanes != lanes || (int)f->shape.span != span) continue;
+    if (f->shape.loads < q->steps || f->shape.threads < a->threads) continue;
+    a->kernel = f->kernel;
+    return true;
+  }
+  return false;
+}
+
+/* A row in one block up to this many threads, or in a cluster. */
+static void lay_out(const question *q, answer *a, int *span) {
+  const int64_t team = q->lanes / LANES;
   a->cluster = 1;
   if (team <= 32) {
     *span = WARP;
@@ -107,7 +149,7 @@ static void lay_out(const question *q, int32_t lanes, answer *a, int *span) {
     a->threads = 64;
     return;
   }
-  const int64_t most = lanes == 8 && q->size * (q->sum == NONE ? 1 : 2) * lanes * q->steps > 256 ? 256 : 512;
+  const int64_t most = q->size * (q->sum == NONE ? 1 : 2) * LANES * q->steps > 256 ? 256 : 512;
   int64_t threads = team;
   if (q->rows <= 64 && q->cols >= 16384) threads = 128;
   while (threads > most) threads /= 2;
@@ -148,16 +190,14 @@ static bool choose_ring(const question *q, answer *a) {
   return false;
 }
 
-static const char *choose(const question *q, int32_t lanes, answer *a) {
-  const shape *shapes = lanes == 8 ? wide_shapes : few_shapes;
-  const int count = lanes == 8 ? WIDE_SHAPES : FEW_SHAPES;
-  const int32_t first = (lanes == 8 ? wide_first : few_first)[q->type][q->sum], team = (int32_t)(q->lanes / lanes);
+static const char *choose(const question *q, answer *a) {
+  const int32_t first = wide_first[q->type][q->sum], team = (int32_t)(q->lanes / LANES);
   int span;
   if (first < 0) return "no kernel for this sum";
-  lay_out(q, lanes, a, &span);
+  lay_out(q, a, &span);
   if (a->cluster > q->most_blocks) return "a row does not fit the registers of a block, and there are no clusters";
-  for (int i = 0; i < count; i++) {
-    const shape *s = &shapes[i];
+  for (int i = 0; i < WIDE_SHAPES; i++) {
+    const shape *s = &wide_shapes[i];
     if ((int)s->span != span || (span == WARP && s->threads != team) || s->loads < q->steps) continue;
     if (s->rows > 1 && q->weight_differs) continue;
     a->kernel = first + i;
@@ -213,7 +253,8 @@ void rn_cuda_fill_forward(const rn_problem *p, const rn_cuda_options *options, r
   f->heads = (int32_t)p->heads, f->groups = (int32_t)p->groups;
   f->heads_magic = magic(p->heads), f->groups_magic = magic(p->groups);
   f->cols = (int32_t)p->group_cols;
-  f->divisor = (float)p->divisor, f->eps = (float)p->eps, f->weight_offset = p->weight_offset;
+  f->divisor = (float)p->divisor, f->inverse = 1.0f / f->divisor, f->eps = (float)p->eps,
+  f->weight_offset = p->weight_offset;
   f->weight_is_f32 = p->weight_dtype == RMSNORM_DTYPE_F32;
   f->round_xhat = p->round_xhat != RMSNORM_DTYPE_F32, f->round_rstd = p->round_rstd != RMSNORM_DTYPE_F32;
   f->live_rows = options->live_rows;
@@ -238,15 +279,18 @@ const char *rn_cuda_plan_forward(const rn_problem *p, const rn_cuda_options *opt
   if (options->multiprocessors > 0)
     while (q.most_blocks > options->multiprocessors) q.most_blocks /= 2;
 
-  /* The kernels of two lanes are lean: see forward.cu. */
-  const bool lean = p->heads * p->groups == 1 && options->live_rows == NULL && options->multiprocessors == 0;
-  const bool wide = aligned(p, 8), narrow = lean && aligned(p, 2);
-  reason = "rows aligned to 16 bytes (without heads and groups: to two elements)";
   /* A kilobyte is the kernel's own. */
   q.shared_bytes = device->shared_bytes > 1024 ? (uint32_t)device->shared_bytes - 1024 : 0;
+  /* The kernels for few rows know one row a team, at its stride; those of two lanes are there for rows
+   * that are aligned to no more, however many. */
+  const bool plain =
+      p->heads * p->groups == 1 && p->weight != NULL && options->live_rows == NULL && options->multiprocessors == 0;
+  const bool wide = aligned(p, LANES);
+  reason = "rows aligned to 16 bytes (without heads and groups: to two elements)";
   if (wide && choose_ring(&q, &ring)) a = ring, reason = NULL;
-  if (reason != NULL && wide && !(narrow && is_few(&q) && few_first[q.type][q.sum] >= 0)) reason = choose(&q, 8, &a);
-  if (reason != NULL && narrow) reason = choose(&q, 2, &a);
+  if (reason != NULL && wide && plain && is_few(&q) && choose_few(&q, LANES, &a)) reason = NULL;
+  if (reason != NULL && wide) a = (answer){0}, reason = choose(&q, &a);
+  if (reason != NULL && plain && aligned(p, 2) && choose_few(&q, 2, &a)) reason = NULL;
   if (reason != NULL) return reason;
 
   rn_cuda_fill_forward(p, options, &plan->params.forward);

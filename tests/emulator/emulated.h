@@ -150,6 +150,14 @@ RN_DEVICE void rn_stream_store8(void *at, rn_words2 v) {
   rn_stream_store<2>(at, v);
 }
 RN_DEVICE void rn_keep_packed(uint32_t &) {}
+RN_DEVICE void rn_keep_address(const char *&) {}
+RN_DEVICE void rn_keep_address(char *&) {}
+
+/* Up to three units off the nearest float, another number of them for another v. */
+RN_DEVICE float rn_root_near(float v) {
+  const float r = (float)(1 / sqrt((double)v));
+  return r > 0 && r <= FLT_MAX ? rn_from_bits(rn_bits(r) + (rn_bits(v) * 0x9e3779b1u >> 16) % 7 - 3) : r;
+}
 
 RN_DEVICE uint32_t rn_pack_bf16(float low, float high) {
   return (uint32_t)rn_narrow_bf16(low) | (uint32_t)rn_narrow_bf16(high) << 16;
