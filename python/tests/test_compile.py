@@ -138,6 +138,7 @@ def samples(device):
         (op.forward, (x, w, None, g, 1e-6, "mamba2")),
         (op.forward, (x, t(3, 32, grad=True), r, None, 1e-6, "gemma", 1, 0, None, None, False)),
         (op.forward, (b[:, ::2], None, None, None, 1e-6, "torch")),
+        (op.forward, (b, bw, b.clone(), None, 1e-6, "llama")),
         (op.backward, (dy, dy, d[0], d[1], None, d[3], None, 1e-6, "deepseek", 1, 0, torch.bfloat16, torch.float32,
                        torch.float16, False, True)),
         (op.backward, (dy, None, d[0], None, d[2], d[3], None, 1e-6, "fla", 1, 0, None, torch.float32, None, True,
@@ -153,7 +154,7 @@ def samples(device):
 
 
 @devices
-@pytest.mark.parametrize("case", range(15))
+@pytest.mark.parametrize("case", range(16))
 def test_opcheck(device, case):
     """Schema, mutations, shapes-only version, gradient registration, and tracing, by torch's own checker."""
     op, arguments = samples(device)[case]

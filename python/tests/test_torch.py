@@ -137,6 +137,14 @@ def test_quantised(device, kind):
         ).all()
 
 
+@devices
+def test_scales_by_column(device):
+    x = make(4, 5, 300, device=device)
+    q, scales = rt.rms_norm_quant(x, None, 1e-6, quant="fp8-block128")
+    other, turned = rt.rms_norm_quant(x, None, 1e-6, quant=rmsnorm.Quant("fp8-block128", by_column=True))
+    assert same(other, q) and same(turned.contiguous(), scales) and turned.stride() == (5, 1, 20)
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # The drop-in.
 @devices
@@ -403,6 +411,30 @@ def test_numerics_written_out():
     assert same(rt.rms_norm(x, w, 1e-6, preset=numerics), want)
     assert same(rt.rms_norm(x, w, 1e-6, preset=numerics.text), want)
     assert same(rt.RMSNorm(64, 1e-6, preset=numerics)(x.float()), rt.RMSNorm(64, 1e-6, preset="llama")(x.float()))
+
+
+def test_autograd_knows_what_was_overwritten():
+    x, w = make(4, 64, grad=True), make(64)
+    for write in (
+        lambda t: rt.serving.rms_norm(t, t, w, 1e-6),
+        lambda t: rt.serving.fused_add_rms_norm(make(4, 64), t, w, 1e-6),
+    ):
+        saved = x * 2
+        y = saved.sigmoid() + saved.square()
+        with torch.no_grad():
+            write(saved)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+    with torch.inference_mode():
+        t = make(4, 64)
+        rt.serving.rms_norm(t, t, w, 1e-6)
+
+
+def test_a_trace_has_the_operator():
+    w = make(64)
+    traced = torch.jit.trace(lambda x: rt.rms_norm(x, w, 1e-6), make(4, 64), check_trace=False)
+    x = make(7, 64)
+    assert same(traced(x), rt.rms_norm(x, w, 1e-6))
 
 
 def test_base_hands_tensors_of_torch_on():

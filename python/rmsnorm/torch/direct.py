@@ -166,6 +166,13 @@ def stats_shape(x: Tensor, groups: int) -> tuple[int, ...]:
     return (*x.shape[:-1], groups) if groups > 1 else tuple(x.shape[:-1])
 
 
+def _changed(*tensors: Tensor | None) -> None:
+    """Tell autograd that these were written, so that it refuses a backward that had saved what they held."""
+    for tensor in tensors:
+        if tensor is not None and not tensor.is_inference():
+            torch.autograd.graph.increment_version(tensor)
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Views.
 class View:
@@ -257,6 +264,8 @@ def forward(
 ):
     """(y, residual_out, rstd), of which the last two may be None. out and residual_out are written where given."""
     rules = RULES[preset]
+    if out is not None or residual_out is not None:
+        _changed(out, residual_out)
     if HAS_SHORT and groups == 1 and divisor == 0 and gate is None and x.is_contiguous() and _here(x):
         y, x_type = out, x.dtype
         if y is None:
@@ -389,6 +398,7 @@ def quantise(
         dtype_code("gate", gate)
     check_groups(groups, x.shape[-1])
     check_scale(scale, x, quant)
+    _changed(q, scales, residual_out)
     q_type, scale_type, scale_shape = quant_shapes(x, quant)
     if q is None:
         q = _empty(x.shape, dtype=q_type, device=x.device)
