@@ -7,8 +7,8 @@
 A layer of that kind has no constructor, no state and no methods: its forward is bound to a module of the model and
 reads that module's weight and eps. One slot holds classes of different arithmetic (Llama's and OLMo 2's norms are both
 an "RMSNorm"), so the layer asks which class it was bound to: the table of families.py proposes and the probe decides,
-as in patch_models.py, once for each class. A class that is not in the table keeps its own forward. Forward and backward,
-CPU and CUDA, with and without torch.compile.
+as in patch_models.py, once for each class. A class that is not in the table keeps its own forward.
+Forward and backward, CPU and CUDA, with and without torch.compile.
 
 SPDX-License-Identifier: Apache-2.0
 """
