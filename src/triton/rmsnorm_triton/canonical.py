@@ -62,9 +62,18 @@ def ordinary(v):
 
 
 @triton.jit
+def root(v):
+    """sqrt(v), correctly rounded. On AMD `sqrt_rn` is that for large v only: what Triton makes of it leaves out a
+    scaling, without which a remainder of v 2^-48 is not exact. So it is written here: by 2^64, and back by 2^-32."""
+    small = v < 5.421010862427522e-20  # 2^-64
+    raised = tl.math.sqrt_rn(tl.where(small, v * 18446744073709551616.0, v))
+    return tl.where(small, raised * 2.3283064365386963e-10, raised)
+
+
+@triton.jit
 def isqrt(v):
     """1 / sqrt(v) and one step of Newton's method with an exact residual: e is 1 - v r^2 [1.3]."""
-    r = tl.math.div_rn(1.0, tl.math.sqrt_rn(v))
+    r = tl.math.div_rn(1.0, root(v))
     high = v * r
     low = tl.fma(v, r, -high)
     e = tl.fma(-low, r, tl.fma(-high, r, 1.0))
