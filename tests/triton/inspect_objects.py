@@ -104,6 +104,9 @@ def main():
     if manifest["flags"].get("enable_fp_fusion") or manifest["flags"].get("flush_denormals"):
         bad += 1
         print("the manifest's flags are not those that keep the bits")
+    if not all((folder / (entry["file"] + ".s")).exists() for entry in manifest["variants"]):
+        print("the texts are missing: build with RMSNORM_TRITON_TEXT=1, or call aot.py with --text")
+        sys.exit(77)
     for entry in manifest["variants"]:
         for fault in inspect(folder, entry):
             bad += 1

@@ -7,11 +7,15 @@ SPDX-License-Identifier: Apache-2.0
 """
 
 import argparse
+import importlib.util
 import itertools
 import sys
 import time
 from pathlib import Path
 
+if importlib.util.find_spec("numpy") is None:
+    print("skipped: the interpreter needs numpy")
+    sys.exit(77)
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "src" / "triton")]
 import numpy as np  # noqa: E402
 import portable  # noqa: E402
