@@ -132,7 +132,8 @@ typedef struct rn_walk {
   const rn_step *entered; /* the first norm whose input differs although every output before it had equal bits */
   bool trouble;
 
-  /* Of the norm at fault, or NULL. */
+  /* Of the norm at fault; texts may be NULL. */
+  int side;            /* whose output is wrong: b's, where a does what all other norms of b do and b does not */
   const char *weight;  /* where its weight came from */
   const char *x;       /* where its input came from, when that was the other folder */
   const char *against; /* what was measured against: the other folder's output, or what is right for this input */

@@ -8,7 +8,6 @@
 #include "bisect_judge.h"
 #include "message.h"
 
-#include <ctype.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -18,7 +17,8 @@ typedef struct norm_data {
   rn_tensor of[RN_SIDES][RN_ROLES]; /* data NULL: not there */
   const char *weight_spec;
   rn_tensor weight;
-  bool same_inputs; /* equal, or the one that there is serves for both */
+  int x_side[RN_SIDES]; /* whose inputs serve for a side: its own, or, where it has none, the other's */
+  bool same_inputs;     /* equal, or the one that there is serves for both */
 } norm_data;
 
 static rn_finding trouble(const rn_norm *norm) {
@@ -79,6 +79,11 @@ static bool compare_inputs(norm_data *d, rn_step_pair *pair) {
     if (a->data != NULL && b->data != NULL && !compare(a, b, pair)) return false;
   }
   d->same_inputs = pair->there && both && pair->differ == 0;
+  for (int side = 0; side < RN_SIDES; side++) {
+    const bool own = d->of[side][RN_ROLE_X].data != NULL;
+    d->x_side[side] = own ? side : 1 - side;
+    if (!own) d->same_inputs = true;
+  }
   return true;
 }
 
@@ -110,8 +115,9 @@ static bool lay_weight(const norm_data *d, const rn_tensor *y, rn_diff_input *in
   return true;
 }
 
-static bool fill(const rn_judge *j, const norm_data *d, int side, int x_side, rn_diff_input *in) {
+static bool fill(const rn_judge *j, const norm_data *d, int side, rn_diff_input *in) {
   const rn_tensor *y = &d->of[side][RN_ROLE_Y];
+  const int x_side = d->x_side[side];
   memset(in, 0, sizeof *in);
   in->subject = RN_DIFF_Y, in->eps = j->eps;
   in->theirs = given(y), in->x = given(&d->of[x_side][RN_ROLE_X]);
@@ -164,19 +170,24 @@ static bool same_explanation(const rn_diff_explanation *a, const rn_diff_explana
 /* ------------------------------------------------------------------------------------------------------------------
  * What the reference does. */
 
-/* What stands behind the last number of a name: norms with the same of it do the same. */
-static const char *kind_of(const char *name) {
-  const char *kind = name;
-  for (const char *c = name; *c; c++)
-    if (isdigit((unsigned char)*c)) kind = c + 1;
-  return kind;
+/* A name without the parts that are numbers: norms with the same of it do the same. */
+static void kind_of(const char *name, char *kind, size_t room) {
+  size_t length = 0;
+  while (*name) {
+    const size_t part = strcspn(name, ".");
+    if (strspn(name, "0123456789") < part)
+      for (size_t i = 0; i < part && length + 2 < room; i++) kind[length++] = name[i];
+    if (length + 2 < room) kind[length++] = '.';
+    name += part + (name[part] == '.');
+  }
+  kind[length] = 0;
 }
 
 static void learn(const rn_judge *j, const rn_norm *norm, const norm_data *d, rn_convention *c) {
   rn_diff_input in;
   rn_diff_result r;
   c->eps = j->eps, c->verdict = RN_DIFF_UNEXPLAINED;
-  if (d->of[RN_SIDE_B][RN_ROLE_X].data == NULL || !fill(j, d, RN_SIDE_B, RN_SIDE_B, &in)) return;
+  if (!fill(j, d, RN_SIDE_B, &in)) return;
   if (explain(j, norm, &in, false, &r) == 0) {
     c->verdict = r.verdict;
     c->explained = r.count > 0 && r.verdict != RN_DIFF_UNEXPLAINED;
@@ -190,15 +201,15 @@ static void learn(const rn_judge *j, const rn_norm *norm, const norm_data *d, rn
   rn_diff_free(&r);
 }
 
+/* Learnt once for each kind of norm, from the first whose outputs differ and whose reference is explained. */
 static const rn_convention *convention(rn_judge *j, const rn_norm *norm, const norm_data *d) {
-  const char *kind = kind_of(norm->name);
-  for (int i = 0; i < j->convention_count; i++)
-    if (strncmp(j->conventions[i].kind, kind, sizeof j->conventions[i].kind - 1) == 0) return &j->conventions[i];
-  const int at = j->convention_count < RN_CONVENTIONS_MOST ? j->convention_count++ : RN_CONVENTIONS_MOST - 1;
-  rn_convention *c = &j->conventions[at];
+  rn_convention *c = &j->conventions[j->convention_count];
   memset(c, 0, sizeof *c);
-  snprintf(c->kind, sizeof c->kind, "%s", kind);
+  kind_of(norm->name, c->kind, sizeof c->kind);
+  for (int i = 0; i < j->convention_count; i++)
+    if (strcmp(j->conventions[i].kind, c->kind) == 0) return &j->conventions[i];
   learn(j, norm, d, c);
+  if (c->known && j->convention_count + 1 < RN_CONVENTIONS_MOST) j->convention_count++;
   return c;
 }
 
@@ -210,19 +221,20 @@ void rn_walk_forget(rn_walk *walk) {
   rn_picture_free(&walk->picture), rn_picture_free(&walk->fine);
   if (walk->diffed) rn_diff_free(&walk->diff);
   walk->measured = walk->diffed = false;
-  walk->weight = walk->x = walk->against = NULL, walk->expected[0] = 0;
+  walk->weight = walk->x = walk->against = NULL, walk->expected[0] = 0, walk->side = RN_SIDE_A;
 }
 
-/* Measure a's output: against b's while the inputs are the same, otherwise against what is right for a's own. */
+/* Measure the output of the side at fault: against the other's while the inputs are the same, otherwise against what is
+ * right for its own. */
 static bool account(rn_walk *walk, const norm_data *d) {
-  const rn_tensor *y = &d->of[RN_SIDE_A][RN_ROLE_Y];
-  rn_tensor against = d->of[RN_SIDE_B][RN_ROLE_Y];
-  walk->against = "the output of b";
+  const rn_tensor *y = &d->of[walk->side][RN_ROLE_Y];
+  rn_tensor against = d->of[1 - walk->side][RN_ROLE_Y];
+  walk->against = walk->side == RN_SIDE_A ? "the output of b" : "the output of a";
   if (walk->diffed && !d->same_inputs && walk->diff.ours != NULL) {
     against = *y;
     against.dtype = walk->diff.ours_dtype, against.item_bytes = (int)rmsnorm_dtype_bytes(against.dtype);
     against.data = walk->diff.ours;
-    walk->against = "what is right for the input of a";
+    walk->against = "what is right for its input";
   }
   if (!rn_measure(y, &against, &walk->measure, stderr)) return false;
   walk->measured = true;
@@ -230,43 +242,59 @@ static bool account(rn_walk *walk, const norm_data *d) {
          rn_picture_make(&walk->fine, y, &against, RN_PICTURE_SVG_ROWS, RN_PICTURE_SVG_COLS, stderr);
 }
 
-static rn_finding judge(rn_judge *j, const rn_norm *norm, norm_data *d, rn_walk *walk) {
+/* Whether the output of one side is what this norm makes of its input: BENIGN when it is. TROUBLE: *r is empty. */
+static rn_finding judge_side(const rn_judge *j, const rn_norm *norm, const norm_data *d, int side,
+                             const rn_convention *c, rn_diff_result *r) {
   rn_diff_input in;
-  const bool borrowed = d->of[RN_SIDE_A][RN_ROLE_X].data == NULL;
-  const int x_side = borrowed ? RN_SIDE_B : RN_SIDE_A;
-  if (d->of[x_side][RN_ROLE_X].data == NULL) {
-    rn_walk_forget(walk);
+  memset(r, 0, sizeof *r);
+  if (!fill(j, d, side, &in)) return RN_FINDING_TROUBLE;
+  if (c->known) in.numerics_given = true, in.numerics = c->numerics, in.eps = c->eps;
+  int status = explain(j, norm, &in, false, r);
+  if (status == 0 && r->verdict == RN_DIFF_UNEXPLAINED) {
+    rn_diff_free(r);
+    status = explain(j, norm, &in, true, r);
+  }
+  if (status != 0) {
+    rn_diff_free(r);
+    return RN_FINDING_TROUBLE;
+  }
+  if (r->verdict == RN_DIFF_UNEXPLAINED) return RN_FINDING_UNEXPLAINED;
+  /* Where no preset explains the reference, the same mistakes as there are none; and where nothing does, being right by
+   * some preset is no excuse for differing on the same input. */
+  const bool alike = c->explained && r->count > 0 && same_explanation(&r->explanation[0], &c->explanation);
+  return alike || (is_good(r->verdict) && (c->known || !d->same_inputs)) ? RN_FINDING_BENIGN : RN_FINDING_FAULT;
+}
+
+static rn_finding judge(rn_judge *j, const rn_norm *norm, norm_data *d, rn_walk *walk) {
+  rn_diff_result r;
+  int side = RN_SIDE_A;
+  if (d->of[RN_SIDE_A][RN_ROLE_X].data == NULL && d->of[RN_SIDE_B][RN_ROLE_X].data == NULL) {
+    if (walk->measured) return RN_FINDING_BLIND; /* the account is of the first of them */
     return account(walk, d) ? RN_FINDING_BLIND : trouble(norm);
   }
   d->weight_spec = weight_spec(j, norm);
   if (d->weight_spec != NULL && !read_tensor(j, d->weight_spec, &d->weight)) return trouble(norm);
-  if (!fill(j, d, RN_SIDE_A, x_side, &in)) return trouble(norm);
   const rn_convention *c = convention(j, norm, d);
-  if (c->known) in.numerics_given = true, in.numerics = c->numerics, in.eps = c->eps;
-  d->same_inputs = d->same_inputs || borrowed;
-  if (d->same_inputs) in.reference = given(&d->of[RN_SIDE_B][RN_ROLE_Y]);
-  rn_diff_result r;
-  int status = explain(j, norm, &in, false, &r);
-  const bool alike = status == 0 && c->explained && r.count > 0 && r.verdict != RN_DIFF_UNEXPLAINED &&
-                     same_explanation(&r.explanation[0], &c->explanation);
-  rn_finding finding = RN_FINDING_FAULT;
-  if (status == 0 && (alike || (is_good(r.verdict) && (c->known || !d->same_inputs))))
-    finding = d->same_inputs ? RN_FINDING_BENIGN : RN_FINDING_INPUTS;
-  if (status == 0 && finding == RN_FINDING_FAULT && r.verdict == RN_DIFF_UNEXPLAINED) {
+  rn_finding finding = judge_side(j, norm, d, side, c, &r);
+  if (finding == RN_FINDING_BENIGN && d->same_inputs && c->known) { /* a is right: then what of b? */
     rn_diff_free(&r);
-    status = explain(j, norm, &in, true, &r);
-    if (r.verdict == RN_DIFF_UNEXPLAINED)
-      finding = d->same_inputs || c->verdict != RN_DIFF_UNEXPLAINED ? RN_FINDING_UNEXPLAINED : RN_FINDING_BLIND;
+    side = RN_SIDE_B;
+    finding = judge_side(j, norm, d, side, c, &r);
   }
+  if (finding == RN_FINDING_TROUBLE) return trouble(norm);
+  if (finding == RN_FINDING_BENIGN && !d->same_inputs) finding = RN_FINDING_INPUTS;
+  if (finding == RN_FINDING_UNEXPLAINED && !d->same_inputs && c->verdict == RN_DIFF_UNEXPLAINED)
+    finding = RN_FINDING_BLIND; /* nor is the reference */
   const bool told = finding == RN_FINDING_FAULT || finding == RN_FINDING_UNEXPLAINED;
-  if (status != 0 || (!told && !(finding == RN_FINDING_BLIND && !walk->measured))) {
+  if (!told && (finding != RN_FINDING_BLIND || walk->measured)) {
     rn_diff_free(&r);
-    return status != 0 ? trouble(norm) : finding;
+    return finding;
   }
   rn_walk_forget(walk);
-  walk->diff = r, walk->diffed = true;
-  walk->weight = d->weight_spec, walk->x = borrowed ? norm->spec[RN_SIDE_B][RN_ROLE_X] : NULL;
-  snprintf(walk->expected, sizeof walk->expected, "%s", c->text);
+  walk->side = side, walk->diff = r, walk->diffed = true;
+  walk->weight = d->weight_spec;
+  walk->x = d->x_side[side] != side ? norm->spec[1 - side][RN_ROLE_X] : NULL;
+  if (side == RN_SIDE_A) snprintf(walk->expected, sizeof walk->expected, "%s", c->text);
   return account(walk, d) ? finding : trouble(norm);
 }
 

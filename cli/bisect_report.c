@@ -84,15 +84,17 @@ static void print_found(FILE *out, const rn_walk *walk) {
   if (walk->weight != NULL) rn_print_name(out, walk->weight);
   fputc('\n', out);
   if (walk->x != NULL) {
-    fprintf(out, "  input      a has none; taken from ");
+    fprintf(out, "  input      %s has none; taken from ", walk->side == RN_SIDE_A ? "a" : "b");
     rn_print_name(out, walk->x);
     fputc('\n', out);
   }
+  if (walk->side == RN_SIDE_B)
+    fprintf(out, "  side       b, the reference: a does here what b does in its other norms\n");
   if (*walk->expected) fprintf(out, "  reference  %s\n", walk->expected);
   fputc('\n', out);
   if (walk->diffed) rn_diff_print(out, &walk->diff);
   if (!walk->measured) return;
-  fprintf(out, "\nthe output of a against %s\n", walk->against);
+  fprintf(out, "\nthe output of %s against %s\n", walk->side == RN_SIDE_A ? "a" : "b", walk->against);
   if (!walk->diffed || walk->diff.verdict == RN_DIFF_UNEXPLAINED) rn_measured_print(out, &walk->measure);
   rn_picture_print(out, &walk->picture);
 }
@@ -150,7 +152,8 @@ void rn_walk_json(FILE *out, const rn_walk *walk) {
   put_name(out, "found", walk->found != NULL ? walk->found->norm->name : NULL);
   put_name(out, "entered", walk->entered != NULL ? walk->entered->norm->name : NULL);
   fprintf(out, ",\"trouble\":%s", walk->trouble ? "true" : "false");
-  put_name(out, "weight", walk->weight), put_name(out, "input_of_b", walk->x);
+  put_name(out, "side", walk->found == NULL ? NULL : walk->side == RN_SIDE_A ? "a" : "b");
+  put_name(out, "weight", walk->weight), put_name(out, "input_of_other", walk->x);
   put_name(out, "reference", *walk->expected ? walk->expected : NULL);
   if (walk->diffed) fprintf(out, ",\"diff\":"), rn_diff_json(out, "bisect", &walk->diff);
   if (walk->measured) fprintf(out, ",\"measure\":"), rn_measured_json(out, &walk->measure);

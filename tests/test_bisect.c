@@ -368,19 +368,20 @@ static void test_drift(void **unused) {
   }
 }
 
-/* Another order of summation is no mistake, nor is the drift that comes of it. */
+/* Another order of summation is no mistake, nor is the drift that comes of it. (In narrow types it hardly ever shows,
+ * and a drift behind outputs that are equal would have come from somewhere else.) */
 static void test_benign(void **unused) {
   (void)unused;
   for (int t = 0; t < 3; t++) {
     begin(types[t]);
     for (int n = 3; n < NORMS; n++) {
-      if (n > 3) drift(&port, n);
+      if (n > 3 && types[t] == RMSNORM_DTYPE_F32) drift(&port, n);
       normalise(&port.x[n], &port.weight[n], (mistake){EPS, COLS, false, n % 3 > 0}, &port.y[n]);
     }
     dump("a", &port, true);
     assert_int_equal(bisect("a", "b", NULL, NULL), 0);
     expect("\"found\":null,\"entered\":null");
-    expect_finding(right.name[3], "benign");
+    if (types[t] == RMSNORM_DTYPE_F32) expect_finding(right.name[3], "benign");
     end();
   }
 }
@@ -418,6 +419,23 @@ static void test_names_and_types(void **unused) {
   end();
 }
 
+/* The reference can be wrong as well: a norm of b that does not what its other norms do. */
+static void test_reference(void **unused) {
+  (void)unused;
+  begin(RMSNORM_DTYPE_F32);
+  sample wrong;
+  copy_sample(&wrong, &right);
+  normalise(&port.x[5], &port.weight[5], (mistake){EPS, COLS, false, false}, &port.y[5]); /* here its ways are learnt */
+  normalise(&wrong.x[9], &wrong.weight[9], (mistake){1e-3, COLS, false, true}, &wrong.y[9]);
+  dump("a", &port, true), dump("b", &wrong, true);
+  assert_int_equal(bisect("a", "b", NULL, NULL), 1);
+  expect_finding(right.name[5], "benign");
+  expect_found(right.name[9]);
+  expect("\"side\":\"b\"");
+  free_sample(&wrong);
+  end();
+}
+
 /* Without inputs on one side those of the other serve; without any, it is said that nothing can be judged. */
 static void test_without_inputs(void **unused) {
   (void)unused;
@@ -426,8 +444,11 @@ static void test_without_inputs(void **unused) {
   dump("a", &port, false);
   assert_int_equal(bisect("a", "b", NULL, NULL), 1);
   expect_finding(right.name[2], "fault");
-  expect("\"input_of_b\":\"");
-  dump("b", &right, false);
+  expect("\"input_of_other\":\"");
+  dump("a", &port, true), dump("b", &right, false);
+  assert_int_equal(bisect("a", "b", NULL, NULL), 1);
+  expect_finding(right.name[2], "fault");
+  dump("a", &port, false);
   assert_int_equal(bisect("a", "b", NULL, NULL), 1);
   expect_finding(right.name[2], "blind");
   expect_found(right.name[2]);
@@ -587,11 +608,14 @@ static void test_damage(void **unused) {
 
 int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_equal),  cmocka_unit_test(test_mistakes),        cmocka_unit_test(test_other_weight),
-      cmocka_unit_test(test_noise),  cmocka_unit_test(test_first),           cmocka_unit_test(test_drift),
-      cmocka_unit_test(test_benign), cmocka_unit_test(test_names_and_types), cmocka_unit_test(test_without_inputs),
-      cmocka_unit_test(test_junk),   cmocka_unit_test(test_folders),         cmocka_unit_test(test_file_each),
-      cmocka_unit_test(test_config), cmocka_unit_test(test_damage),
+      cmocka_unit_test(test_equal),        cmocka_unit_test(test_mistakes),
+      cmocka_unit_test(test_other_weight), cmocka_unit_test(test_noise),
+      cmocka_unit_test(test_first),        cmocka_unit_test(test_drift),
+      cmocka_unit_test(test_benign),       cmocka_unit_test(test_names_and_types),
+      cmocka_unit_test(test_reference),    cmocka_unit_test(test_without_inputs),
+      cmocka_unit_test(test_junk),         cmocka_unit_test(test_folders),
+      cmocka_unit_test(test_file_each),    cmocka_unit_test(test_config),
+      cmocka_unit_test(test_damage),
   };
   state = argc > 1 ? strtoull(argv[1], NULL, 0) : 20261130;
   if (state == 0) state = 1;
