@@ -68,8 +68,9 @@ def hidden_pointers(target, asm, known):
     return len(every) - known
 
 
-def build(target, variant):
-    """(bytes of the binary, its entry of the manifest, its text)."""
+def build(target, variant, ttir=None):
+    """(bytes of the binary, its entry of the manifest, its texts). `ttir`: a file with what the front end made of it for
+    another target of the same maker; the target has no part in that."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
@@ -87,7 +88,7 @@ def build(target, variant):
     options |= {"enable_reflect_ftz": False} if cuda else {"allow_flush_denorm": False}
     if cuda and variant.registers:
         options["maxnreg"] = variant.registers
-    kernel = triton.compile(source, target=gpu, options=options)
+    kernel = triton.compile(str(ttir) if ttir else source, target=gpu, options=options)
     meta = kernel.metadata
     kind = "cubin" if cuda else "hsaco"
     binary = kernel.asm[kind]
@@ -103,21 +104,27 @@ def build(target, variant):
         "when": variant.when, "tile_rows": variant.tile_rows, "tile_cols": variant.tile_cols,
         "any_grid": variant.any_grid, **scratch, "sha256": hashlib.sha256(binary).hexdigest(),
     }
-    return binary, entry, kernel.asm["ptx" if cuda else "amdgcn"]
+    return binary, entry, kernel.asm
 
 
 def build_one(task):
-    """One variant for all its targets: the front end's work on a kernel stays warm in one process."""
+    """One variant for all its targets; the front end works once for each maker."""
     index, targets, out, keep_text = task
     from rmsnorm_triton.variants import VARIANTS
 
-    entries = []
-    for target in targets:
-        binary, entry, text = build(target, VARIANTS[index])
-        (out / entry["file"]).write_bytes(binary)
-        if keep_text:
-            (out / (entry["file"] + ".s")).write_text(text)
-        entries.append(entry)
+    entries, front = [], {}
+    with tempfile.TemporaryDirectory() as folder:
+        for target in targets:
+            maker = target[:2]
+            binary, entry, texts = build(target, VARIANTS[index], front.get(maker))
+            if maker not in front:
+                front[maker] = Path(folder) / f"{maker}.ttir"
+                front[maker].write_text(texts["ttir"])
+            (out / entry["file"]).write_bytes(binary)
+            if keep_text:
+                text = texts["ptx"] if "ptx" in texts else texts["amdgcn"]
+                (out / (entry["file"] + ".s")).write_text(text)
+            entries.append(entry)
     return entries
 
 

@@ -107,14 +107,14 @@ def _all():
                 yield _row(BF16, residual, lanes, steps)
         for dtype in (1, 2):
             # 8 steps of 4096 lanes of 4 bytes do not fit into the registers of 1024 threads.
-            for steps in {64: (2, 8), 4096: (4,) if dtype == 1 else (8,)}.get(lanes, (8,)):
+            for steps in {64: (2, 4, 8), 4096: (4,) if dtype == 1 else (4, 8)}.get(lanes, (4, 8)):
                 yield _row(dtype, BOTH, lanes, steps)
         for steps in (2, 4, 8) if lanes == 64 else (4, 8):
             if (lanes, steps) != (4096, 8):
                 yield _backward(BF16, lanes, steps)
         for dtype in (1, 2):
-            if lanes < 4096:
-                yield _backward(dtype, lanes, 8)
+            for steps in (4, 8) if lanes < 4096 else (4,):
+                yield _backward(dtype, lanes, steps)
     yield _row(BF16, 0, 8192, 4)
     yield _row(BF16, 1, 8192, 4)
     for dtype in (1, 2, 3):
