@@ -5,6 +5,7 @@ set(RMSNORM_TRITON AUTO CACHE STRING "Kernels in Triton: AUTO (when a Python wit
 set_property(CACHE RMSNORM_TRITON PROPERTY STRINGS AUTO ON OFF)
 set(RMSNORM_TRITON_TARGETS "sm_80;sm_89;sm_90;sm_100;sm_120;gfx90a;gfx942;gfx950" CACHE STRING
     "GPUs that get Triton kernels")
+set(RMSNORM_TRITON_KERNELS "" CACHE STRING "Beginnings of the names of variants to compile (variants.py); empty: all")
 set(triton_of_archive "")
 if(EXISTS ${PROJECT_SOURCE_DIR}/generated/triton/triton_table.c)
   set(triton_of_archive ${PROJECT_SOURCE_DIR}/generated/triton)
@@ -86,14 +87,18 @@ if(RMSNORM_TRITON_FILES)
   set(triton_folder ${RMSNORM_TRITON_FILES})
 else()
   list(JOIN RMSNORM_TRITON_TARGETS "," targets)
-  set(jobs "")
+  set(more "")
   if(RMSNORM_TRITON_JOBS)
-    set(jobs --jobs ${RMSNORM_TRITON_JOBS})
+    list(APPEND more --jobs ${RMSNORM_TRITON_JOBS})
+  endif()
+  if(RMSNORM_TRITON_KERNELS)
+    list(JOIN RMSNORM_TRITON_KERNELS "," kernels)
+    list(APPEND more --kernels ${kernels})
   endif()
   list(TRANSFORM triton_python_sources PREPEND ${PROJECT_SOURCE_DIR}/ OUTPUT_VARIABLE triton_dependencies)
   add_custom_command(OUTPUT ${triton_folder}/triton_table.c BYPRODUCTS ${triton_folder}/manifest.json
     COMMAND ${RMSNORM_TRITON_PYTHON} ${PROJECT_SOURCE_DIR}/src/triton/aot.py --out ${triton_folder} --targets ${targets}
-            ${jobs}
+            ${more}
     COMMAND ${RMSNORM_TRITON_PYTHON} ${PROJECT_SOURCE_DIR}/src/triton/table.py ${triton_folder}
     DEPENDS ${triton_dependencies}
     COMMENT "Compiling the Triton kernels for ${RMSNORM_TRITON_TARGETS}"

@@ -193,6 +193,18 @@ static void marshalling(int number) {
   EXPECT(fake->memset8[0].bytes == 4096 * 2 && fake->memset8[0].stream == stream);
 }
 
+/* Two devices of a kind: modules belong to the one that was current when they were loaded. */
+static void twins(int number) {
+  (void)number;
+  use_fake();
+  snprintf(fake->arch[1], sizeof fake->arch[1], "gfx942");
+  for (int i = 0; i < 4; i++) {
+    fake->make_current(i % 2);
+    EXPECT(forward() == RMSNORM_OK && fake->launch[i].device == i % 2);
+  }
+  EXPECT(fake->loads == 2 && fake->launches == 4 && fake->launch[0].image == fake->launch[1].image);
+}
+
 /* Nothing is asked of the runtime but what is needed. */
 static void steady_state(int number) {
   (void)number;
@@ -252,6 +264,7 @@ static void argument_size(int number) {
 static void test_calls(void **state) {
   (void)state;
   run_in_child(marshalling);
+  run_in_child(twins);
   run_in_child(steady_state);
   run_in_child(preloading);
   for (int i = 0; i < 6; i++) assert_int_equal(in_child(other_gpus, i), 0);

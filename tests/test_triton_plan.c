@@ -261,6 +261,8 @@ static void test_choice(void **state) {
   a = forward_args(100, 4096), a.weight = (const char *)a.weight + 8;
   expect_forward(&a, RN_TRITON_general_forward, 0, 0);
   a = forward_args(100, 4096), a.rstd = (void *)0x400000000004, expect_forward(&a, RN_TRITON_forward_row, 1024, 4);
+  a.x.head_stride = 3; /* of one head: not looked at */
+  expect_forward(&a, RN_TRITON_forward_row, 1024, 4);
   a.weight_dtype = RMSNORM_DTYPE_F32, expect_forward(&a, RN_TRITON_forward_row, 1024, 4);
   a.weight_dtype = RMSNORM_DTYPE_F16, expect_forward(&a, RN_TRITON_general_forward, 0, 0);
   a = forward_args(100, 4096), a.y.dtype = RMSNORM_DTYPE_F16, expect_forward(&a, RN_TRITON_general_forward, 0, 0);
