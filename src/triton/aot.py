@@ -69,8 +69,8 @@ def hidden_pointers(target, asm, known):
 
 
 def build(target, variant, ttir=None):
-    """(bytes of the binary, its entry of the manifest, its texts). `ttir`: a file with what the front end made of it for
-    another target of the same maker; the target has no part in that."""
+    """(bytes of the binary, its entry of the manifest, its texts). `ttir`: a file with what the front end made of it
+    for another target of the same maker; the target has no part in that."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
