@@ -204,6 +204,7 @@ static void test_kinds(void **state) {
     for (int32_t i = t->first; i < t->first + t->count; i++) {
       const rn_triton_kernel *k = &rn_triton_kernels[i];
       assert_true(k->count > 0 && k->count + k->hidden <= RN_TRITON_PARAMETERS);
+      assert_true(i - t->first >= t->family[k->family] && i - t->first < t->family[k->family + 1]);
       assert_true(k->warps >= 1 && k->wave == (t->device == RMSNORM_DEVICE_HIP ? 64 : 32));
       for (int n = 0; n < k->count; n++) {
         const rn_triton_parameter *q = &k->parameters[n];

@@ -12,8 +12,6 @@ static const int64_t most_cols = (int64_t)1 << 30;
  */
 static const int64_t general_programs = 65535 * 8;
 
-const char rn_triton_no_target[] = "this build has no Triton kernels for this GPU (RMSNORM_TRITON_TARGETS)";
-
 typedef struct planning {
   const rn_problem *p;
   const rn_triton_device *device;
@@ -52,14 +50,14 @@ typedef struct facts {
 } facts;
 
 static bool is_for(const rn_triton_kernel *k, const facts *f) {
-  return k->family == f->family && k->type == f->type && k->lanes == f->lanes && k->row_lanes == f->row_lanes &&
+  return k->type == f->type && k->lanes == f->lanes && k->row_lanes == f->row_lanes &&
          (k->residual == f->residual || k->residual == RN_TRITON_EITHER) && k->steps >= f->least_steps;
 }
 
 /* The one with the fewest steps, -1: there is none. */
 static int32_t variant(const rn_triton_target *t, const facts *f) {
   int32_t best = -1;
-  for (int32_t i = t->first; i < t->first + t->count; i++)
+  for (int32_t i = t->first + t->family[f->family]; i < t->first + t->family[f->family + 1]; i++)
     if (is_for(&rn_triton_kernels[i], f) && (best < 0 || rn_triton_kernels[i].steps < rn_triton_kernels[best].steps))
       best = i;
   return best;
@@ -68,8 +66,7 @@ static int32_t variant(const rn_triton_target *t, const facts *f) {
 /* Of a family that works in tiles: the smallest that holds all lanes, else the largest. */
 static int32_t tiled(const rn_triton_target *t, int32_t family, int64_t lanes) {
   int32_t best = -1;
-  for (int32_t i = t->first; i < t->first + t->count; i++) {
-    if (rn_triton_kernels[i].family != family) continue;
+  for (int32_t i = t->first + t->family[family]; i < t->first + t->family[family + 1]; i++) {
     const int64_t tile = rn_triton_kernels[i].tile_cols, had = best < 0 ? 0 : rn_triton_kernels[best].tile_cols;
     if (best < 0 || (had < lanes ? tile > had : tile >= lanes && tile < had)) best = i;
   }

@@ -173,8 +173,13 @@ def kernel_text(i: int, v: dict, lists: dict[str, int]) -> str:
 
 def targets_text(variants: list[dict]) -> list[str]:
     names = [v["target"] for v in variants]
-    return [f"    {{{DEVICES[name[:3]]}, {arch_text(name)}, {names.index(name)}, {names.count(name)}}},"
-            for name in sorted(set(names))]
+    lines = []
+    for name in sorted(set(names)):
+        families = [FAMILIES.index(v["family"]) for v in variants if v["target"] == name]
+        begins = ", ".join(str(sum(f < family for f in families)) for family in range(len(FAMILIES) + 1))
+        place = f"{names.index(name)}, {len(families)}, {{{begins}}}"
+        lines.append(f"    {{{DEVICES[name[:3]]}, {arch_text(name)}, {place}}},")
+    return lines
 
 
 HEAD = """/* triton_table.c - made by src/triton/table.py from manifest.json.
@@ -209,8 +214,12 @@ def table(manifest: dict) -> str:
     lines += [f"static const rn_triton_parameter list{i}[] = {{{text}}};" for text, i in lists.items()]
     lines += ["", "const rn_triton_kernel rn_triton_kernels[] = {"]
     lines += [kernel_text(i, v, lists) for i, v in enumerate(variants)]
-    lines += ["};", "const rn_triton_target rn_triton_targets[] = {", *targets_text(variants), "    {0, 0, 0, 0}};"]
+    lines += ["};", "const rn_triton_target rn_triton_targets[] = {", *targets_text(variants)]
+    lines += ["    {0, 0, 0, 0, {0}}};"]
     lines += [f"rn_triton_loaded rn_triton_loads[{len(variants)}];"]
+    targets = " ".join(sorted({v["target"] for v in variants}))
+    lines += ["const char rn_triton_no_target[] =",
+              f'    "this build has Triton kernels for {targets}, and none for this GPU (RMSNORM_TRITON_TARGETS)";']
     lines += [f'const char rn_triton_version[] = "{manifest["triton"]}";', ""]
     return "\n".join(lines)
 

@@ -151,6 +151,7 @@ typedef struct rn_triton_target {
   int32_t device; /* rmsnorm_device */
   int32_t arch;   /* 90 for compute capability 9.0; 0x942 for gfx942 */
   int32_t first, count;
+  int32_t family[RN_TRITON_FAMILIES + 1]; /* where each begins behind `first`; they lie in the order of the enum */
 } rn_triton_target;
 
 /* What loading leaves behind. A kernel of CUDA has one handle for all contexts, of[0]; on HIP each device its own. */
@@ -165,6 +166,7 @@ extern const rn_triton_kernel rn_triton_kernels[];
 extern const rn_triton_target rn_triton_targets[];
 extern rn_triton_loaded rn_triton_loads[];
 extern const char rn_triton_version[];
+extern const char rn_triton_no_target[]; /* why there is nothing for a GPU: which ones there is something for */
 
 /* ------------------------------------------------------------------------------------------------------------------
  * Plans. */
@@ -186,9 +188,8 @@ typedef struct rn_triton_plan {
   rn_triton_extra extra;
 } rn_triton_plan;
 
-/* The kernels for a device, NULL when there are none; and the words for that. */
+/* The kernels for a device, NULL when there are none. */
 const rn_triton_target *rn_triton_target_of(const rn_triton_device *device);
-extern const char rn_triton_no_target[];
 /* Fills *plan and returns NULL, or returns why not (static text). */
 const char *rn_triton_plan_of(const rn_problem *p, const rn_triton_device *device, rn_triton_plan *plan);
 /* How much workspace backward wants: a function of the problem alone. */
