@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any
 
 from . import _native
+from . import threads as _threads
 from .layout import collapse, packed_strides
 from .numerics import (
     BF16,
@@ -275,10 +276,11 @@ def _call(
         None if look is None else (look.address, look.code, *next(step)) for look in (x, residual, gate, y, total)
     ]
     main = tuples[3] if quant is None else None
+    on_device = x.device != CPU
     result = run(
-        rows, heads, cols, groups, eps, divisor, rules.packed, x.device, stream if x.device != CPU else None, threads,
-        impl.encode() if isinstance(impl, str) else impl, *tuples[:3], weight_tuple, main, tuples[4],
-        None if rstd is None else rstd.address, None if quant is None else quant_of(tuples[3]),
+        rows, heads, cols, groups, eps, divisor, rules.packed, x.device, stream if on_device else None,
+        threads or _threads.limit, impl.encode() if isinstance(impl, str) else impl, *tuples[:3], weight_tuple, main,
+        tuples[4], None if rstd is None else rstd.address, None if quant is None else quant_of(tuples[3]),
     )  # fmt: skip
     for look in (y, total):
         if look is not None and look.copied is not None:
@@ -349,7 +351,8 @@ def rms_norm(
     Returns y; or, in this order, a tuple of y (quant: q, scale), the sum x + residual where a residual is given, and
     rstd where stats asks for it. weight: [cols]; [cols / groups], shared by all groups; or [heads, cols] for an x of
     [..., heads, cols]. preset: a name of rmsnorm.presets(), or Numerics. quant: a kind such as "fp8-row", or Quant.
-    threads, impl: as in rmsnorm.h. stream: of the GPU, an address; None is the default stream."""
+    threads, impl: as in rmsnorm.h; a forked child has one thread unless it asks for more. stream: of the GPU, an
+    address; None is the default stream."""
     if _is_torch(x):
         return _torch(x, weight, eps, residual, gate, preset, quant, scale, groups, divisor, dtype, residual_dtype, out,
                       residual_out, scale_out, stats, threads, impl, stream)  # fmt: skip

@@ -408,7 +408,7 @@ static int look_beside(PyObject *object, const dl_tensor *x, int32_t rank, dl_te
   return 1;
 }
 
-/* short_forward(x, weight, residual, y, residual_out, rstd, eps, numerics) -> whether it was done this way. */
+/* short_forward(x, weight, residual, y, residual_out, rstd, eps, numerics, threads) -> whether it was done this way. */
 static int read_short(PyObject *const *a, rmsnorm_forward_args *args, void **stream) {
   dl_tensor x, t;
   int dtype = RMSNORM_DTYPE_NONE;
@@ -445,6 +445,7 @@ static int read_short(PyObject *const *a, rmsnorm_forward_args *args, void **str
   }
   args->eps = PyFloat_AsDouble(a[6]);
   read_numerics(a[7], &args->numerics);
+  args->threads = (int32_t)PyLong_AsLong(a[8]);
   if (PyErr_Occurred() != NULL || args->numerics.gate != RMSNORM_GATE_NONE) return 0;
   switch (x.device_type) {
   case 1: /* the CPU */
@@ -463,7 +464,7 @@ static int read_short(PyObject *const *a, rmsnorm_forward_args *args, void **str
 
 static PyObject *short_forward(PyObject *module, PyObject *const *a, Py_ssize_t count) {
   (void)module;
-  if (!enough("short_forward", count, 8)) return NULL;
+  if (!enough("short_forward", count, 9)) return NULL;
   rmsnorm_forward_args args = RMSNORM_FORWARD_ARGS_INIT;
   void *stream = NULL;
   if (!read_short(a, &args, &stream)) {
@@ -488,7 +489,7 @@ static PyMethodDef methods[] = {
     {"backward", FAST(backward), METH_FASTCALL, "backward(common..., tensors..., allocate)"},
     {"use_exchange", use_exchange, METH_O, "register a framework's DLPack exchange table"},
     {"short_forward", FAST(short_forward), METH_FASTCALL,
-     "(x, weight, residual, y, residual_out, rstd, eps, numerics) -> whether it was done"},
+     "(x, weight, residual, y, residual_out, rstd, eps, numerics, threads) -> whether it was done"},
     {"preload", preload, METH_O, "preload(device): load all kernels in the current context"},
     {"preset", preset, METH_O, "preset(name): the bytes of its numerics"},
     {"presets", presets, METH_NOARGS, "[(name, who uses it)]"},

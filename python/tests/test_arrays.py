@@ -3,6 +3,7 @@
 SPDX-License-Identifier: Apache-2.0
 """
 
+import os
 import subprocess
 import sys
 
@@ -260,6 +261,23 @@ def test_import_is_light():
         "assert 'libcuda' not in maps and 'amdhip' not in maps; assert took < 5, took"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_forked_child():
+    """A child of a parent that has opened OpenMP's threads does not hang: it has one thread."""
+    code = """
+import os, signal, numpy, rmsnorm
+x = numpy.ones((4096, 1024), numpy.float32)
+want = rmsnorm.rms_norm(x, eps=1e-6, threads=2)
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    os._exit(0 if (rmsnorm.rms_norm(x, eps=1e-6) == want).all() else 1)
+raise SystemExit(os.waitpid(child, 0)[1])
+"""
+    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+    assert subprocess.run([sys.executable, "-c", code], timeout=120, env=environment).returncode == 0
 
 
 def test_cupy(random):

@@ -14,7 +14,7 @@ import threading
 import torch
 from torch import Tensor
 
-from .. import _native
+from .. import _native, threads
 from ..layout import collapse
 from ..numerics import (
     BF16,
@@ -49,6 +49,7 @@ GPU = HIP if torch.version.hip else CUDA
 _empty = torch.empty
 _empty_like = torch.empty_like
 _PACKED = torch.contiguous_format
+_num_threads = torch.get_num_threads
 _short_forward = _native.short_forward
 # The short way needs DLPack's exchange table, which torch has from 2.10 on.
 _table = getattr(Tensor, "__dlpack_c_exchange_api__", None)
@@ -65,6 +66,11 @@ class _Ready(threading.local):
 
 
 _ready = _Ready()
+
+
+def _threads() -> int:
+    """As torch.set_num_threads says, whichever OpenMP runtime torch brings."""
+    return threads.limit or _num_threads()
 
 
 def _here(x: Tensor) -> bool:
@@ -95,7 +101,7 @@ def preload(device=None) -> None:
 def _run(call, x: Tensor, common: tuple, rest: tuple) -> None:
     """call(sizes and numerics, who runs it, tensors): on the current stream of x's device."""
     if x.is_cpu:
-        call(*common, CPU, None, 0, None, *rest)
+        call(*common, CPU, None, _threads(), None, *rest)
         return
     index = x.get_device()
     if index not in _ready.devices:
@@ -280,7 +286,7 @@ def forward(
             if stats:
                 kept = torch.float64 if x_type is torch.float64 else torch.float32
                 rstd = _empty(x.shape[:-1], dtype=kept, device=x.device)
-            if _short_forward(x, weight, residual, y, total, rstd, eps, rules.packed):
+            if _short_forward(x, weight, residual, y, total, rstd, eps, rules.packed, _threads()):
                 return y, total, rstd
     code = CODES.get(x.dtype) or dtype_code("x", x)
     if x.dim() == 0:
