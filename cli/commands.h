@@ -9,6 +9,7 @@ int rn_cmd_run(int argc, char **argv);
 int rn_cmd_check(int argc, char **argv);
 int rn_cmd_bench(int argc, char **argv);
 int rn_cmd_bisect(int argc, char **argv);
+int rn_cmd_diff(int argc, char **argv);
 int rn_cmd_info(int argc, char **argv);
 
 #endif /* RN_COMMANDS_H */

@@ -68,6 +68,7 @@ typedef struct rn_diff_input {
   int other_count;
   double eps;              /* what ours uses; negative: not known, the usual ones are tried */
   int64_t groups, divisor; /* 0 = 1 and cols / groups */
+  const char *preset;      /* its name for the verdict, or NULL */
   bool numerics_given;     /* false: any of the presets will do, none of them counts as a mistake */
   rmsnorm_numerics numerics;
 } rn_diff_input;
@@ -120,12 +121,14 @@ typedef struct rn_diff_explanation {
   const rn_hypothesis *hypothesis[RN_DIFF_HYPOTHESES]; /* [0] NULL: nothing but the named roundings */
   int count;                                           /* of hypotheses */
   rn_diff_match match;
+  bool wider;                  /* computed in float64 where float32 is the rule */
   char preset[24];             /* the preset with these roundings, "" when there is none of that name */
   char roundings[96];          /* the same in words: "x-hat to bf16, then the weight" */
   char sentence[RN_DIFF_TEXT]; /* the verdict: "mean was removed: this is LayerNorm" */
   char fix[RN_DIFF_TEXT];      /* what to change */
   rn_diff_parameter parameters[RN_DIFF_PARAMETERS];
   int parameter_count;
+  double units;     /* how far rstd had to be moved within that bound, in units of float32's rounding, 2^-24 */
   double bound_ulp; /* WITHIN: the largest distance that the bound allows, in ulp of theirs' type */
   rn_diff_evidence evidence;
 } rn_diff_explanation;

@@ -16,6 +16,8 @@ static const struct {
     {"run", rn_cmd_run, "normalise a tensor from a file"},
     {"check", rn_cmd_check, "check every implementation on this machine"},
     {"bench", rn_cmd_bench, "time them beside a copy of the same bytes"},
+    {"diff", rn_cmd_diff, "say why two norms differ"},
+    {"bisect", rn_cmd_bisect, "find the first norm of a model that is at fault"},
     {"info", rn_cmd_info, "version, processor, implementations, presets"},
 };
 enum { COMMANDS = sizeof commands / sizeof *commands };
@@ -24,6 +26,7 @@ static void help(FILE *out) {
   fputs("Examples:\n"
         "  rmsnorm run x.npy --weight w.npy --eps 1e-5 --preset llama -o y.npy\n"
         "  rmsnorm check\n"
+        "  rmsnorm diff theirs.npy --x x.npy --weight w.npy --eps 1e-5 --preset llama\n"
         "\n"
         "Usage: rmsnorm COMMAND [OPTION]...\n"
         "\n"
@@ -46,7 +49,7 @@ static void help(FILE *out) {
 static int run(const char *name, int argc, char **argv) {
   for (int i = 0; i < COMMANDS; i++)
     if (strcmp(name, commands[i].name) == 0) return commands[i].run(argc, argv);
-  return rn_trouble("", "there is no command '%s'; expected run, check, bench, info or help. Try: rmsnorm --help",
+  return rn_trouble("", "there is no command '%s'; expected run, check, bench, diff, info or help. Try: rmsnorm --help",
                     name);
 }
 

@@ -1,0 +1,468 @@
+/* diff_search.c - which model explains theirs.
+ *
+ * The parts of a model are settled one after the other, each judged with the later ones left free:
+ *
+ *   1. inputs and weights   coarsely: is theirs ours times one factor per row, as far as any rounding could matter?
+ *   2. roundings            to the bit, with the rstd of each row free (diff_fit.c)
+ *   3. the statistic        does the model's rstd lie in the intervals that the fits left?
+ *   4. coverage             are the rows or columns that are wrong the last ones?
+ *   5. all rows             to the bit (diff_confirm.c)
+ *
+ * First with no mistake, then with one, then with two; mistakes of different parts do not hide each other.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "diff_parts.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { COARSE_ROWS = 6, FINE_ROWS = 8, KEPT_MOST = 24, FOUND_MOST = 6 };
+
+/* ---- the statistic ---- */
+
+typedef struct off {
+  double most, mean; /* distance from the intervals in units, over the sample rows; mean: root of the mean of squares */
+  int rows;
+} off;
+
+/* A row without an element that tells a factor: zeros, NaN, infinities. Its bits have to be those of the model. */
+static bool silent_row_fits(rn_diff *d, const rn_model *m, int64_t row, int64_t g, double rstd) {
+  int64_t width = d->cols / m->groups, step = width / 61 + 1;
+  bool weighted = rn_model_weights(d, m, row);
+  for (int64_t c = g * width; c < (g + 1) * width && c < m->cols_written; c += step)
+    if (d->known[c] && !rn_same(rn_diff_theirs(d, row, c), rn_model_value(d, m, row, c, d->u[c], rstd, weighted)))
+      return false;
+  return true;
+}
+
+static off off_statistic(rn_diff *d, const rn_model *m, double give_up) {
+  off o = {0, 0, 0};
+  double unit = rn_unit(d);
+  int wrong = 0;
+  d->w_of = NULL;
+  for (int i = 0; i < d->samples; i++) {
+    if (d->sample[i] >= m->rows_written || d->stale[i]) continue;
+    memcpy(d->u, d->cache + i * d->cols, sizeof *d->u * (size_t)d->cols);
+    for (int64_t g = 0; g < m->groups; g++) {
+      const rn_fit *f = &d->target[i * d->target_groups + g];
+      double r = rn_model_rstd(d, m, d->sample[i], g, d->u), away = 0;
+      if (isnan(r) && (m->overrun || m->row_step != d->cols || m->row_base)) continue;
+      if (f->usable == 0)
+        away = silent_row_fits(d, m, d->sample[i], g, r) ? 0 : INFINITY;
+      else if (!(r > 0) || !isfinite(r))
+        away = INFINITY;
+      else if (r < f->low)
+        away = (f->low / r - 1) / unit;
+      else if (r > f->high)
+        away = (1 - f->high / r) / unit;
+      o.most = fmax(o.most, away);
+      o.mean += away * away;
+      o.rows++;
+      if (away > give_up && ++wrong > 1) {
+        o.most = o.mean = INFINITY;
+        return o;
+      }
+    }
+  }
+  o.mean = o.rows ? sqrt(o.mean / o.rows) : 0;
+  return o;
+}
+
+/* The fits of all sample rows under this model, and the sums of squares up to each column. */
+static bool take_targets(rn_diff *d, const rn_model *m) {
+  if (m->groups > d->target_groups_most) return false;
+  d->target_groups = m->groups;
+  d->w_of = NULL;
+  int stale = 0, seen = 0;
+  for (int i = 0; i < d->samples; i++) {
+    int64_t row = d->sample[i];
+    double unsure = rn_model_row(d, m, row, d->u);
+    memcpy(d->cache + i * d->cols, d->u, sizeof *d->u * (size_t)d->cols);
+    d->stale[i] = row >= m->rows_written;
+    for (int64_t g = 0; g < m->groups; g++) {
+      rn_fit f = rn_fit_row(d, m, row, g, d->u, d->fit_slack, unsure, true);
+      d->target[i * m->groups + g] = f;
+      if (f.usable && 2 * f.covered < f.usable) d->stale[i] = true;
+    }
+    seen++, stale += d->stale[i];
+    const double *u = d->u;
+    if (m->stat_source != m->source || m->stat_sum_dtype != m->sum_dtype) {
+      rn_model other = *m;
+      other.source = m->stat_source, other.sum_dtype = m->stat_sum_dtype;
+      rn_model_row(d, &other, row, d->stat_u);
+      u = d->stat_u;
+    }
+    double *sum = d->squares + i * (d->cols + 1);
+    sum[0] = 0;
+    for (int64_t c = 0; c < d->cols; c++) sum[c + 1] = sum[c] + u[c] * u[c];
+  }
+  return 2 * stale < seen;
+}
+
+typedef struct ranked {
+  rn_model model;
+  off o;
+} ranked;
+
+static bool better(const off *a, const off *b) {
+  return a->mean < 0.7 * b->mean - 0.5;
+}
+
+/* Those proposals that fit, into `found`, the best first. */
+static int fitting(rn_diff *d, const rn_proposals *list, int from, const off *base, ranked *found, int most) {
+  int count = 0;
+  for (int i = from; i < list->count; i++) {
+    const rn_model *m = &list->model[i];
+    double bound = rn_model_rstd_bound(d, m) / rn_unit(d) + 1;
+    off o = off_statistic(d, m, bound);
+    fprintf(stderr, "   %s %g %g: %g %g rows %d\n", m->faults ? m->fault[m->faults - 1]->text.name : "-", m->divisor,
+            m->eps, o.most, o.mean, o.rows);
+    if (!(o.most <= bound) || o.rows == 0) continue;
+    /* A mistake has to explain much more than no mistake did. */
+    if (m->faults && base->most < INFINITY && !(o.mean < 0.3 * base->mean)) continue;
+    int at = count < most ? count : most;
+    while (at > 0 && better(&o, &found[at - 1].o)) at--;
+    if (at == most) continue;
+    if (count < most) count++;
+    for (int k = count - 1; k > at; k--) found[k] = found[k - 1];
+    found[at].model = *m, found[at].o = o;
+  }
+  return count;
+}
+
+/* An rstd that no exact computation gives: an estimate of the hardware, or a sum in half precision of unknown order. */
+static bool loose(rn_diff *d, const rn_model *m, ranked *found) {
+  static const struct {
+    const char *entry;
+    rn_root root;
+    int dtype;
+  } kinds[] = {{"approximate-rsqrt", RN_ROOT_ESTIMATE, 0},
+               {"narrow-statistics", RN_ROOT_NARROW, RMSNORM_DTYPE_F16},
+               {"narrow-statistics", RN_ROOT_NARROW, RMSNORM_DTYPE_BF16}};
+  for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+    rn_model t = *m;
+    if (m->faults == RN_FAULTS_MOST) return false;
+    bool half = d->x_type == RMSNORM_DTYPE_F16 || d->x_type == RMSNORM_DTYPE_BF16;
+    if (kinds[i].dtype && (!half || d->x_type != kinds[i].dtype)) continue;
+    t.fault[t.faults++] = rn_entry_named(kinds[i].entry);
+    t.root = kinds[i].root, t.stat_dtype = kinds[i].dtype;
+    double bound = rn_model_rstd_bound(d, &t) / rn_unit(d);
+    off o = off_statistic(d, &t, bound);
+    if (!(o.most <= bound) || o.rows < 4) continue;
+    t.note[t.faults - 1][0] = 0;
+    rn_model_parameter(&t, "error", o.most * rn_unit(d));
+    if (kinds[i].dtype) rn_model_note(&t, "%s, in an order that is not known", rmsnorm_dtype_name(kinds[i].dtype));
+    found->model = t, found->o = o;
+    return true;
+  }
+  return false;
+}
+
+bool rn_search_statistic(rn_diff *d, const rn_model *m, rn_proposals *out) {
+  ranked found[FOUND_MOST];
+  rn_proposals list;
+  int count = 0;
+  out->count = 0;
+  fprintf(stderr, "statistic of %s+%s\n", m->faults ? m->fault[0]->text.name : "-",
+          m->faults > 1 ? m->fault[1]->text.name : "-");
+  if (!take_targets(d, m) || !rn_proposals_make(&list)) return false;
+  double bound = rn_model_rstd_bound(d, m) / rn_unit(d) + 1;
+  off base = off_statistic(d, m, INFINITY);
+  if (base.rows && base.most <= 3) { /* nothing to explain */
+    found[count].model = *m, found[count++].o = base;
+  } else {
+    rn_propose_axis(d, RN_AXIS_BENIGN, m, &list);
+    off need = {INFINITY, INFINITY, 0};
+    ranked order[1];
+    bool ordered =
+        list.count > 0 && fitting(d, &list, 0, &need, order, 1) && order[0].o.most <= 1.5 && base.most <= 40 * bound;
+    list.count = 0;
+    rn_propose_axis(d, RN_AXIS_STATISTIC, m, &list);
+    if (ordered) found[count++] = order[0];
+    if (!ordered) count = fitting(d, &list, 0, &base, found, FOUND_MOST);
+    if ((!count || ordered) && base.most <= bound && base.rows) found[count].model = *m, found[count++].o = base;
+    if (!count && d->pairs && m->faults == 0) {
+      rn_proposals second;
+      int singles = list.count;
+      if (rn_proposals_make(&second)) {
+        for (int i = 0; i < singles && !count; i++) {
+          second.count = 0;
+          rn_propose_axis(d, RN_AXIS_STATISTIC, &list.model[i], &second);
+          count = fitting(d, &second, 0, &base, found, FOUND_MOST);
+        }
+        rn_proposals_free(&second);
+      }
+    }
+    if (!count && d->loose && loose(d, m, &found[0])) count = 1;
+  }
+  for (int i = 0; i < count; i++) out->model[out->count] = found[i].model, out->score[out->count++] = found[i].o.mean;
+  rn_proposals_free(&list);
+  return count > 0;
+}
+
+/* ---- roundings ---- */
+
+/* 0: it does not fit; 1: most rows agree on one rstd each, and the others are something else altogether. */
+static bool fits_to_the_bit(rn_diff *d, const rn_model *m, double slack) {
+  int good = 0, stale = 0;
+  d->w_of = NULL;
+  for (int i = 0, seen = 0; i < d->samples && seen < FINE_ROWS; i++) {
+    int64_t row = d->sample[i];
+    if (row >= m->rows_written) continue;
+    seen++;
+    double unsure = rn_model_row(d, m, row, d->u);
+    for (int64_t g = 0; g < m->groups; g++) {
+      rn_fit f = rn_fit_row(d, m, row, g, d->u, slack, unsure, false);
+      if (f.usable == 0) continue;
+      if (f.covered == f.usable)
+        good++;
+      else if (f.covered < 0.3 * f.usable)
+        stale++;
+      else
+        return false;
+      if (stale > 3) return false;
+    }
+  }
+  return good > stale;
+}
+
+/* ---- the whole of a model ---- */
+
+typedef struct search {
+  rn_diff *d;
+  rn_proposals roundings, statistics;
+  rn_diff_result *result;
+  rn_model nearest;
+  double nearest_outside;
+  bool any_nearest, found;
+  rn_model answer;
+  rn_confirmed confirmed;
+  int budget; /* confirmations of all rows that failed */
+} search;
+
+static void keep_nearest(search *s, const rn_model *m, const rn_confirmed *c) {
+  double outside = c->evidence.elements ? (double)c->evidence.outside / (double)c->evidence.elements : 1;
+  outside += 1e-3 * m->faults;
+  if (s->any_nearest && outside >= s->nearest_outside) return;
+  s->any_nearest = true, s->nearest = *m, s->nearest_outside = outside;
+}
+
+/* The last rows are wrong and no others: they were not written. */
+static bool only_last_rows(const rn_diff *d, const rn_model *m, const rn_confirmed *c) {
+  return m->faults < RN_FAULTS_MOST && c->first_wrong > 0 && c->rows_wrong > 0 && c->last_right < c->first_wrong &&
+         c->rows_wrong >= d->rows - c->first_wrong && 2 * c->first_wrong >= d->rows;
+}
+
+static bool accept(search *s, rn_model *m) {
+  rn_diff *d = s->d;
+  rn_confirmed c;
+  if (!rn_confirm(d, m, false, &c)) return false;
+  bool last = only_last_rows(d, m, &c);
+  if (c.match == RN_DIFF_PARTLY && !last) {
+    fprintf(stderr, "   rejected %s outside %d of %d first %d %d\n",
+            m->faults ? m->fault[m->faults - 1]->text.name : "-", (int)c.evidence.outside, (int)c.evidence.elements,
+            (int)c.evidence.first_row, (int)c.evidence.first_col);
+    keep_nearest(s, m, &c);
+    return false;
+  }
+  if (s->budget-- <= 0 || !rn_confirm(d, m, true, &c)) return false;
+  if (only_last_rows(d, m, &c)) {
+    m->fault[m->faults++] = rn_entry_named("rows-unwritten");
+    m->rows_written = c.first_wrong;
+    rn_model_parameter(m, "row", (double)c.first_wrong);
+    if (!rn_confirm(d, m, true, &c)) return false;
+  }
+  if (c.match == RN_DIFF_PARTLY) {
+    keep_nearest(s, m, &c);
+    return false;
+  }
+  s->found = true, s->answer = *m, s->confirmed = c;
+  return true;
+}
+
+/* Settle roundings, statistic and coverage of a model with these inputs and weights, at most `faults` mistakes. */
+static bool settle(search *s, const rn_model *from, int faults) {
+  rn_diff *d = s->d;
+  /* Elements of a wider type than the roundings tell the order of a product; others allow for any. */
+  int attempts[2] = {0, 0};
+  double slacks[] = {d->y_type == d->real ? 0 : 3 * rn_unit(d), 3 * rn_unit(d)};
+  for (int k = 0; k < (slacks[0] == slacks[1] ? 1 : 2); k++) {
+    rn_roundings(d, from, &s->roundings);
+    for (int i = 0; i < s->roundings.count; i++) {
+      rn_model m = s->roundings.model[i];
+      if (m.faults > faults || !fits_to_the_bit(d, &m, slacks[k])) continue;
+      /* Roundings that the data can not tell apart leave the same rstd: a few attempts at explaining it are enough. */
+      bool wide = m.stages.rstd == m.stages.real;
+      if (attempts[wide]++ >= 3) continue;
+      d->fit_slack = slacks[k];
+      if (!rn_search_statistic(d, &m, &s->statistics)) {
+        rn_confirmed c;
+        if (rn_confirm(d, &m, false, &c)) keep_nearest(s, &m, &c);
+        continue;
+      }
+      for (int b = 0; b < s->statistics.count; b++) {
+        rn_model t = s->statistics.model[b];
+        if (t.faults <= faults && accept(s, &t)) return true;
+      }
+    }
+  }
+  return false;
+}
+
+/* ---- inputs and weights ---- */
+
+typedef struct kept {
+  rn_model model;
+  double close, spread;
+} kept;
+
+static int rank(kept *k, int count, const rn_model *m, double close, double spread) {
+  int at = count < KEPT_MOST ? count : KEPT_MOST;
+  while (at > 0 && (close > k[at - 1].close + 0.02 || (close > k[at - 1].close - 0.02 && spread < k[at - 1].spread)))
+    at--;
+  if (at == KEPT_MOST) return count;
+  if (count < KEPT_MOST) count++;
+  for (int i = count - 1; i > at; i--) k[i] = k[i - 1];
+  k[at].model = *m, k[at].close = close, k[at].spread = spread;
+  return count;
+}
+
+static int keep_close(rn_diff *d, const rn_proposals *list, kept *k, int count) {
+  for (int i = 0; i < list->count; i++) {
+    double spread, close = rn_closeness(d, &list->model[i], COARSE_ROWS, &spread);
+    if (close >= 0.6) count = rank(k, count, &list->model[i], close, spread);
+  }
+  return count;
+}
+
+static void propose_shape(const rn_diff *d, const rn_model *from, rn_proposals *list) {
+  rn_propose_axis(d, RN_AXIS_INPUT, from, list);
+  rn_propose_axis(d, RN_AXIS_WEIGHT, from, list);
+}
+
+/* Bases that differ in more than roundings. */
+static int shapes(const rn_diff *d, const rn_model **shape) {
+  int count = 0;
+  for (int b = 0; b < d->bases; b++) {
+    bool seen = false;
+    for (int i = 0; i < count; i++)
+      seen = seen || (shape[i]->offset == d->base[b].offset && shape[i]->gate == d->base[b].gate &&
+                      shape[i]->gate_place == d->base[b].gate_place);
+    if (!seen) shape[count++] = &d->base[b];
+  }
+  return count;
+}
+
+/* The shapes themselves, nothing wrong with their inputs and weights. */
+static void settle_shapes(search *s, const rn_model **shape, int count, int faults) {
+  for (int i = 0; i < count && !s->found; i++) {
+    double spread, close = rn_closeness(s->d, shape[i], COARSE_ROWS, &spread);
+    if (close >= 0.6) settle(s, shape[i], faults);
+  }
+}
+
+static void settle_kept(search *s, const kept *k, int count, int faults, double progress) {
+  for (int i = 0; i < count && !s->found; i++) {
+    settle(s, &k[i].model, faults);
+    rn_progress(s->d, progress * (i + 1) / count);
+  }
+}
+
+static void look(search *s) {
+  rn_diff *d = s->d;
+  const rn_model *shape[RN_BASES_MOST];
+  rn_proposals first, second;
+  kept *one = malloc(sizeof *one * KEPT_MOST), *two = malloc(sizeof *two * KEPT_MOST);
+  int ones = 0, twos = 0, shape_count = shapes(d, shape), already = d->base[0].faults;
+  bool pairs = d->options->pairs, good = one && two && rn_proposals_make(&first);
+  if (good && !rn_proposals_make(&second)) rn_proposals_free(&first), good = false;
+  if (!good) {
+    free(one), free(two);
+    return;
+  }
+  d->pairs = d->loose = false;
+  /* Nothing wrong; one mistake in roundings or statistic; one in inputs or weights. */
+  settle_shapes(s, shape, shape_count, already);
+  settle_shapes(s, shape, shape_count, already + 1);
+  for (int i = 0; i < shape_count && !s->found; i++) {
+    first.count = 0;
+    propose_shape(d, shape[i], &first);
+    ones = keep_close(d, &first, one, ones);
+  }
+  settle_kept(s, one, ones, already + 1, 0.1);
+  /* Two: both in roundings and statistic, one there, none there. */
+  d->pairs = pairs;
+  if (pairs) settle_shapes(s, shape, shape_count, already + 2);
+  if (pairs) settle_kept(s, one, ones, already + 2, 0.2);
+  for (int i = 0; i < shape_count && !s->found && pairs; i++) {
+    first.count = 0;
+    propose_shape(d, shape[i], &first);
+    for (int a = 0; a < first.count; a++) {
+      second.count = 0;
+      propose_shape(d, &first.model[a], &second);
+      twos = keep_close(d, &second, two, twos);
+    }
+  }
+  settle_kept(s, two, twos, already + 2, 0.3);
+  /* What is only known to within a wide bound, or not at all. */
+  d->loose = true, d->pairs = false;
+  settle_shapes(s, shape, shape_count, already + 1);
+  if (pairs) settle_kept(s, one, ones, already + 2, 0.4);
+  for (int i = 0; i < shape_count && !s->found; i++) {
+    first.count = 0;
+    rn_propose_axis(d, RN_AXIS_LAST, shape[i], &first);
+    for (int a = 0; a < first.count && !s->found; a++) settle(s, &first.model[a], already + (pairs ? 2 : 1));
+  }
+  rn_proposals_free(&first), rn_proposals_free(&second);
+  free(one), free(two);
+}
+
+/* Columns from some number on that are nothing like ours, when those before them are. */
+static void find_stale_columns(rn_diff *d) {
+  int64_t from = d->cols;
+  int *wrong = calloc((size_t)d->cols, sizeof *wrong), rows = 0;
+  const rn_model *m = &d->base[0];
+  d->w_of = NULL;
+  for (int i = 0; wrong && i < d->samples && rows < 16; i++) {
+    rn_model_row(d, m, d->sample[i], d->u);
+    rn_model_weights(d, m, d->sample[i]);
+    double r = rn_model_rstd(d, m, d->sample[i], 0, d->u);
+    if (!(r > 0) || !isfinite(r)) continue;
+    rows++;
+    for (int64_t c = 0; c < d->cols; c++) {
+      double v = d->u[c] * r * d->w[c], t = rn_diff_theirs(d, d->sample[i], c);
+      if (!(fabs(t - v) <= 0.15 * fabs(v) + 1e-6)) wrong[c]++;
+    }
+  }
+  while (wrong && rows >= 4 && from > 0 && 10 * wrong[from - 1] > 4 * rows) from--;
+  int64_t before = 0;
+  for (int64_t c = 0; wrong && c < from; c++) before += 10 * wrong[c] > 2 * rows;
+  if (wrong && from < d->cols && from > 0 && before <= from / 50 && 4 * from >= d->cols)
+    for (int b = 0; b < d->bases; b++) {
+      rn_model *t = &d->base[b];
+      if (t->faults == RN_FAULTS_MOST) continue;
+      t->fault[t->faults++] = rn_entry_named("columns-unwritten");
+      t->cols_written = from;
+      rn_model_parameter(t, "column", (double)from);
+    }
+  free(wrong);
+}
+
+void rn_search_forward(rn_diff *d, rn_diff_result *result) {
+  search s = {0};
+  s.d = d, s.result = result, s.budget = 8;
+  if (!rn_proposals_make(&s.roundings) || !rn_proposals_make(&s.statistics)) {
+    rn_proposals_free(&s.roundings);
+    return;
+  }
+  if (d->base[0].cols_written == d->cols && d->base[0].groups == 1 && d->rows >= 4) find_stale_columns(d);
+  look(&s);
+  if (s.found) {
+    rn_explain_model(d, &s.answer, &s.confirmed, &result->explanation[result->count++]);
+  } else if (s.any_nearest) {
+    rn_confirmed c;
+    if (rn_confirm(d, &s.nearest, true, &c)) rn_explain_model(d, &s.nearest, &c, &result->explanation[result->count++]);
+  }
+  rn_proposals_free(&s.roundings), rn_proposals_free(&s.statistics);
+}
