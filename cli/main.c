@@ -49,8 +49,9 @@ static void help(FILE *out) {
 static int run(const char *name, int argc, char **argv) {
   for (int i = 0; i < COMMANDS; i++)
     if (strcmp(name, commands[i].name) == 0) return commands[i].run(argc, argv);
-  return rn_trouble("", "there is no command '%s'; expected run, check, bench, diff, info or help. Try: rmsnorm --help",
-                    name);
+  return rn_trouble(
+      "", "there is no command '%s'; expected run, check, bench, diff, bisect, info or help. Try: rmsnorm --help",
+      name);
 }
 
 /* Take --color out of the arguments, wherever it stands, so that no subcommand has to know it. */

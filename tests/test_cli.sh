@@ -82,7 +82,7 @@ gguf llama.gguf llama
 expect 0 '^rmsnorm [0-9]*\.[0-9]*\.[0-9]*$' '' --version
 expect 0 '^Examples:' '' --help
 expect 0 '^Examples:' '' help
-for command in run check bench info; do
+for command in run check bench diff bisect info; do
   expect 0 '^Examples:' '' help $command
   expect 0 '^Examples:' '' $command --help
 done
