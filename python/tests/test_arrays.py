@@ -200,6 +200,35 @@ def test_dlpack(random):
         rmsnorm.rms_norm(Foreign(x.transpose(0, 2, 1)), eps=1e-6)
 
 
+def test_dlpack_offset_and_packed_strides(random):
+    """A capsule with a byte offset, and without strides, which stand for packed rows."""
+    import ctypes
+
+    class Tensor(ctypes.Structure):
+        _fields_ = [("data", ctypes.c_void_p), ("device", ctypes.c_int32 * 2), ("rank", ctypes.c_int32),
+                    ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
+                    ("shape", ctypes.c_void_p), ("strides", ctypes.c_void_p), ("byte_offset", ctypes.c_uint64),
+                    ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]  # fmt: skip
+
+    values = make(random, (5, 64), F32)
+    shape = (ctypes.c_int64 * 2)(4, 64)
+    tensor = Tensor(values.ctypes.data, (1, 0), 2, 2, 32, 1, ctypes.addressof(shape), None, 64 * 4)
+    new = ctypes.pythonapi.PyCapsule_New
+    new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+
+    class Foreign:
+        def __dlpack__(self, stream=None):
+            return new(ctypes.addressof(tensor), b"dltensor", None)
+
+        def __dlpack_device__(self):
+            return 1, 0
+
+    assert oracle.same_bits(rmsnorm.rms_norm(Foreign(), eps=1e-6), rmsnorm.rms_norm(values[1:], eps=1e-6))
+    tensor.code = 5  # complex
+    with pytest.raises(TypeError, match="DLPack type"):
+        rmsnorm.rms_norm(Foreign(), eps=1e-6)
+
+
 BAD = {
     "a list": (TypeError, "x: a NumPy array", lambda x, w: rmsnorm.rms_norm([[1.0]], eps=1e-6)),
     "no eps": (TypeError, "eps", lambda x, w: rmsnorm.rms_norm(x, w)),
