@@ -299,6 +299,8 @@ int rn_harness_collect(rn_harness *h, const char *impl, rn_tally *tally, bool *u
     goto done;
   }
   if (h->bound[RN_WORKSPACE].data) rn_slot_forget_elements(&h->slot[RN_WORKSPACE]);
+  /* A call in two has made its statistics before the second half is refused. */
+  if (*unsupported && h->own.split) rn_slot_forget_elements(&h->slot[RN_SUMSQ]);
   if (ran && !compare_outputs(h, tally)) goto done;
   look_for_damage(h);
   if (*unsupported)

@@ -143,6 +143,7 @@ static void check_plans(const rn_problem *p) {
       continue;
     }
     planned++;
+    assert_false(p->block_cols > 0 && p->groups > 1 && p->group_cols % p->block_cols != 0);
     assert_in_range(plan.steps, 1, RN_TRITON_STEPS);
     for (int k = 0; k < plan.steps; k++) check_step(p, &plan, k, &gpus[i].facts);
     check_order(p, &plan);
