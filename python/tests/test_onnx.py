@@ -1,7 +1,7 @@
 """test_onnx.py - the operator RMSNormalization of ONNX (opset 23) on this library, against its official node cases.
 
 The cases are made by the package onnx, nothing is stored here. They are small and loose (float32, 1e-3), so the
-function bodies of the operator's definition and the roundings that its text asks for are checked beside them: statistics
+function bodies of the definition and the roundings that its text asks for are checked beside them: statistics
 and normalisation in the stash type, then to the type of X, then times the scale in the scale's type.
 
 SPDX-License-Identifier: Apache-2.0
