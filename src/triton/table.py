@@ -230,7 +230,6 @@ def main() -> int:
         return 2
     folder = Path(sys.argv[1])
     manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["variants"].sort(key=order)
     for variant in manifest["variants"]:
         try:
             check(variant)
@@ -239,6 +238,7 @@ def main() -> int:
         except Unfit as reason:
             print(f"table.py: {variant.get('file')}: {reason}", file=sys.stderr)
             return 1
+    manifest["variants"].sort(key=order)
     (folder / "triton_table.c").write_text(table(manifest))
     return 0
 
