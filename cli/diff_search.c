@@ -116,8 +116,6 @@ static int fitting(rn_diff *d, const rn_proposals *list, int from, const off *ba
     const rn_model *m = &list->model[i];
     double bound = rn_model_rstd_bound(d, m) / rn_unit(d) + 1;
     off o = off_statistic(d, m, bound);
-    fprintf(stderr, "   %s %g %g: %g %g rows %d\n", m->faults ? m->fault[m->faults - 1]->text.name : "-", m->divisor,
-            m->eps, o.most, o.mean, o.rows);
     if (!(o.most <= bound) || o.rows == 0) continue;
     /* A mistake has to explain much more than no mistake did. */
     if (m->faults && base->most < INFINITY && !(o.mean < 0.3 * base->mean)) continue;
@@ -164,8 +162,6 @@ bool rn_search_statistic(rn_diff *d, const rn_model *m, rn_proposals *out) {
   rn_proposals list;
   int count = 0;
   out->count = 0;
-  fprintf(stderr, "statistic of %s+%s\n", m->faults ? m->fault[0]->text.name : "-",
-          m->faults > 1 ? m->fault[1]->text.name : "-");
   if (!take_targets(d, m) || !rn_proposals_make(&list)) return false;
   double bound = rn_model_rstd_bound(d, m) / rn_unit(d) + 1;
   off base = off_statistic(d, m, INFINITY);
@@ -260,9 +256,6 @@ static bool accept(search *s, rn_model *m) {
   if (!rn_confirm(d, m, false, &c)) return false;
   bool last = only_last_rows(d, m, &c);
   if (c.match == RN_DIFF_PARTLY && !last) {
-    fprintf(stderr, "   rejected %s outside %d of %d first %d %d\n",
-            m->faults ? m->fault[m->faults - 1]->text.name : "-", (int)c.evidence.outside, (int)c.evidence.elements,
-            (int)c.evidence.first_row, (int)c.evidence.first_col);
     keep_nearest(s, m, &c);
     return false;
   }
