@@ -26,3 +26,10 @@ endforeach()
 install(TARGETS rmsnorm_python LIBRARY DESTINATION rmsnorm COMPONENT python EXCLUDE_FROM_ALL)
 install(PROGRAMS $<TARGET_FILE:rmsnorm> DESTINATION rmsnorm RENAME $<TARGET_SONAME_FILE_NAME:rmsnorm>
         COMPONENT python EXCLUDE_FROM_ALL)
+
+# With pytest, and NumPy; the tests that need torch are skipped without it.
+if(RMSNORM_TESTS)
+  add_test(NAME python COMMAND ${Python_EXECUTABLE} -m pytest -q -p no:cacheprovider ${PROJECT_SOURCE_DIR}/python/tests)
+  set_tests_properties(python PROPERTIES
+    ENVIRONMENT "PYTHONPATH=${PROJECT_BINARY_DIR}/python;PYTHONDONTWRITEBYTECODE=1")
+endif()

@@ -156,16 +156,16 @@ class Quant:
     granularity: int = dataclasses.field(init=False, repr=False, compare=False, default=0)
     block_cols: int = dataclasses.field(init=False, repr=False, compare=False, default=0)
     dtype: int = dataclasses.field(init=False, repr=False, compare=False, default=0)
+    text: str = dataclasses.field(init=False, repr=False, compare=False, default="")
 
     def __post_init__(self) -> None:
         if self.kind not in _KINDS:
             raise ValueError(f"quant: {self.kind!r} is not one of {', '.join(_KINDS)}")
         for name, value in zip(("granularity", "block_cols", "dtype"), _KINDS[self.kind]):
             object.__setattr__(self, name, value)
-
-    @property
-    def text(self) -> str:
-        return f"{self.kind} {int(self.multiply)} {int(self.by_column)} {int(self.ceil)} {self.scale_max!r}"
+        switches = (self.multiply, self.by_column, self.ceil)
+        text = " ".join((self.kind, *(str(int(switch)) for switch in switches), repr(float(self.scale_max))))
+        object.__setattr__(self, "text", text)
 
     @staticmethod
     def of(quant: str | Quant) -> Quant:

@@ -7,6 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
+import rmsnorm  # noqa: E402
 import rmsnorm.torch as rt  # noqa: E402
 from test_torch import DEVICES, devices, make, same  # noqa: E402
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
@@ -82,6 +83,27 @@ def test_modules_and_no_grad(device):
         assert same(compiled(x), module(x))
         both = compiled(x, x)
         assert same(both[0], module(x, x)[0]) and same(both[1], x + x)
+
+
+@devices
+def test_objects_and_shapes(device):
+    """Numerics and Quant as objects, a weight per head, groups, and several normalised dimensions, in one graph."""
+    numerics = rmsnorm.Numerics(round_sum="stored", round_xhat="x", round_normed="promoted")
+    quant = rmsnorm.Quant("fp8-block32", by_column=True, scale_max=0.5)
+    module = rt.RMSNorm((6, 64), preset=numerics, device=device)
+
+    def call(x, weight, heads):
+        q, scales = rt.rms_norm_quant(x, weight, 1e-6, quant=quant)
+        y, rstd = rt.rms_norm_with_stats(x, weight, 1e-6, groups=2)
+        return module(x), rt.rms_norm(x, heads, 1e-6, preset=numerics), q.view(torch.uint8), scales, y, rstd
+
+    compiled = torch.compile(call, fullgraph=True, dynamic=True, backend="aot_eager")
+    weight, heads = make(64, device=device), make(6, 64, device=device)
+    with torch.no_grad():
+        for rows in (4, 9):
+            x = make(rows, 6, 64, device=device)
+            for a, b in zip(compiled(x, weight, heads), call(x, weight, heads), strict=True):
+                assert same(a, b) and a.stride() == b.stride()
 
 
 @devices

@@ -376,6 +376,7 @@ def refusals(x, w):
         "gradient in place": (TypeError, "forward only", lambda: rt.serving.fused_add_rms_norm(leaf, x, w, 1e-6)),
         "out shape": (ValueError, "out: has", lambda: rt.rms_norm(x, w, 1e-6, out=x[:1])),
         "out overlaps": (ValueError, "overlap", lambda: rt.rms_norm(x[:-1], w, 1e-6, out=x[1:])),
+        "sparse": (NotImplementedError, "Sparse", lambda: rt.rms_norm(x.to_sparse(), None, 1e-6)),
         "a scalar": (ValueError, "no dimension", lambda: rt.rms_norm(torch.tensor(1.0), None, 1e-6)),
         "no columns": (ValueError, "no columns", lambda: rt.rms_norm(torch.zeros(3, 0), None, 1e-6)),
         "scale": (ValueError, "scale", lambda: rt.rms_norm_quant(x, w, 1e-6, quant="fp8-tensor")),

@@ -16,6 +16,7 @@ from .autograd import Norm
 Preset = str | Numerics
 
 _PLAIN = frozenset((Tensor, torch.nn.Parameter, type(None)))
+_STRIDED = torch.strided
 _compiling = torch.compiler.is_compiling
 _modes = torch._C._len_torch_dispatch_stack
 _tracing = torch._C._get_tracing_state
@@ -33,7 +34,7 @@ def _plain(x, weight, residual=None, gate=None) -> bool:
         return False
     if x is None:
         raise TypeError("x: a torch.Tensor is needed, not None")
-    return _modes() == 0 and _tracing() is None and (x.is_cpu or x.is_cuda)
+    return _modes() == 0 and _tracing() is None and (x.is_cpu or x.is_cuda) and x.layout is _STRIDED
 
 
 def _text(preset: Preset) -> str:
