@@ -226,9 +226,9 @@ static void failing(int number) {
 }
 static void test_failures(void **state) {
   (void)state;
-  /* Of the many calls that ask for parameters one after the other, every thirteenth. */
+  /* Of the many calls that ask for parameters one after the other, every twenty-ninth. */
   int number = 1, result;
-  while ((result = in_child(failing, number)) == 0) number += number < 150 ? 1 : 13;
+  while ((result = in_child(failing, number)) == 0) number += number < 120 ? 1 : 29;
   if (result != NO_MORE) fail_msg("call %d of the driver", number);
   assert_true(number > 100);
   print_message("failures were injected into a sequence of %d calls of the driver\n", number - 1);
