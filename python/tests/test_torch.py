@@ -153,6 +153,8 @@ def test_scales_by_column(device):
 @pytest.mark.parametrize("x_type", ["f32", "bf16"])
 def test_module_is_torchs(device, shape, eps, x_type):
     """The same constructor and state, and results within what two orders of summation may differ."""
+    if x_type != "f32" and tuple(map(int, torch.__version__.split(".")[:2])) < (2, 11):
+        pytest.skip("older versions of torch compute half types in half types")  # seen in 2.4
     dtype = TYPES[x_type]
     theirs = torch.nn.RMSNorm(shape, eps, device=device, dtype=dtype)
     ours = rt.RMSNorm(shape, eps, device=device, dtype=dtype)
