@@ -66,12 +66,12 @@ static int64_t weight_count(const rn_diff_input *in) {
 static void settle_types(rn_diff *d) {
   const rn_diff_input *in = d->in;
   int64_t count = d->rows * d->cols;
-  bool wide = in->subject != RN_DIFF_Y;
-  int theirs = wide ? in->x.dtype : in->theirs.dtype;
+  bool codes = in->subject == RN_DIFF_Q;
+  int64_t theirs = in->subject == RN_DIFF_DWEIGHT ? weight_count(in) : count;
   d->weight_type = in->weight.data ? in->weight.dtype : RMSNORM_DTYPE_NONE;
   d->x_type = in->x.dtype, d->residual_type = in->residual.data ? in->residual.dtype : RMSNORM_DTYPE_NONE;
   int wanted = narrow(d->x_type) ? d->x_type : effective(&in->x, count, 0);
-  d->y_type = wide ? theirs : effective(&in->theirs, count, wanted);
+  d->y_type = codes ? wanted : effective(&in->theirs, theirs, wanted);
   /* A narrow x in a wide file was narrow where it came from only if what came out is narrow as well. */
   if (narrow(d->y_type)) {
     d->x_type = effective(&in->x, count, d->y_type);
@@ -206,6 +206,11 @@ static void sample(rn_diff *d, int64_t row) {
 static int64_t longest(const rn_diff *d) {
   int64_t most = (INT64_C(1) << 22) / d->cols;
   return most < 12 ? 12 : most > RN_SAMPLE_MOST ? RN_SAMPLE_MOST : most;
+}
+
+static void take_spread(rn_diff *d) {
+  int64_t most = longest(d) < 24 ? longest(d) : 24;
+  for (int64_t i = 0; i < most; i++) sample(d, (2 * i + 1) * d->rows / (2 * most));
 }
 
 static void take_sample(rn_diff *d) {
@@ -394,8 +399,10 @@ static int explain_alone(const rn_diff_input *in, const rn_diff_options *options
     take_sample(d);
     explain_forward(d, result);
   } else if (in->subject == RN_DIFF_Q) {
+    take_spread(d);
     rn_search_quant(d, result);
   } else {
+    take_spread(d);
     rn_search_gradient(d, result);
   }
   conclude(result);
