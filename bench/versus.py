@@ -8,8 +8,8 @@
 
 Every peer is optional: torch eager, torch.compile, Liger, flash-attention's Triton norm, quack. Each is checked against
 float64 before it is timed, and left out with the reason when it is wrong. On a GPU the calls are captured in a CUDA
-graph over buffers that together exceed the caches (events around eager calls, marked "e", for what can not be
-captured), so that host time is not in the numbers; GB/s counts the bytes that the operation has to move.
+graph over up to 256 buffers, which together exceed the caches (events around eager calls, marked "e", for what can not
+be captured), so that host time is not in the numbers; GB/s counts the bytes that the operation has to move.
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -202,7 +202,7 @@ def throughput(options):
         moves, make_call = OPERATIONS[operation]
         for shape in options.shapes:
             size = shape[0] * shape[1] * torch.finfo(dtype).bits // 8
-            rounds = max(2, min(64, -(-CACHES // (moves * size)))) if device == "cuda" else 2
+            rounds = max(2, min(256, -(-CACHES // (moves * size)))) if device == "cuda" else 2
             sets = [buffers(shape, dtype, device, operation == "train") for _ in range(rounds)]
             want = reference(operation, *sets[0])
             cells = []

@@ -8,6 +8,7 @@ SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
+import math
 import operator
 from functools import cache
 from typing import Any
@@ -53,10 +54,13 @@ _DLPACK = {(2, 32): F32, (2, 16): F16, (4, 16): BF16, (2, 64): F64, (10, 8): FP8
 _DEVICES = {1: CPU, 3: CPU, 2: CUDA, 13: CUDA, 10: HIP, 11: CPU}
 
 
+_SEEN: dict = {}  # the codes of NumPy's types, whose names are slow to ask for
+
+
 class _Look:
     """An array as the library sees it. `owner` keeps the memory alive."""
 
-    __slots__ = ("name", "address", "code", "device", "shape", "strides", "read_only", "owner", "copied")
+    __slots__ = ("name", "address", "code", "device", "shape", "strides", "packed", "read_only", "owner", "copied")
 
     def __init__(self, name: str, array: Any, stream: int | None = None) -> None:
         self.name, self.owner, self.copied = name, array, None
@@ -72,18 +76,24 @@ class _Look:
         self.address, self.read_only = facts["data"]
         self.device, self.shape = CPU, facts["shape"]
         dtype = array.dtype
-        self.code = _CODES.get(dtype.name, 0) if dtype.isnative else 0
-        if dtype.name == "uint8":
-            self.code = FP8_E4M3  # a place for codes; which kind, the caller says
-        if self.code == 0:
-            raise TypeError(f"{self.name}: {', '.join(_CODES)} are known, not {dtype.str} ({dtype.name})")
-        size = dtype.itemsize
-        if facts["strides"] is None:
+        self.code = _SEEN.get(dtype) or self._code(dtype)
+        strides = facts["strides"]
+        self.packed = strides is None
+        if self.packed:
             self.strides = packed_strides(self.shape)
-        elif any(step % size for step in facts["strides"]):
+            return
+        size = dtype.itemsize
+        if any(step % size for step in strides):
             raise ValueError(f"{self.name}: its strides are no multiples of its elements")
-        else:
-            self.strides = tuple(step // size for step in facts["strides"])
+        self.strides = tuple(step // size for step in strides)
+
+    def _code(self, dtype: Any) -> int:
+        # uint8 is a place for codes; which kind, the caller says.
+        code = FP8_E4M3 if dtype.name == "uint8" else _CODES.get(dtype.name, 0) if dtype.isnative else 0
+        if code == 0:
+            raise TypeError(f"{self.name}: {', '.join(_CODES)} are known, not {dtype.str} ({dtype.name})")
+        _SEEN[dtype] = code
+        return code
 
     def _from_dlpack(self, array: Any, stream: int | None) -> None:
         kind, _ = array.__dlpack_device__()
@@ -95,7 +105,9 @@ class _Look:
         facts = _native.dlpack(capsule)
         self.owner = (array, capsule)
         self.address, _, _, kind, bits, lanes, self.shape, strides, self.read_only = facts
-        self.strides = packed_strides(self.shape) if strides is None else strides
+        packed = packed_strides(self.shape)
+        self.strides = packed if strides is None else strides
+        self.packed = self.strides == packed
         self.code = _DLPACK.get((kind, bits), 0) if lanes == 1 else 0
         if self.code == 0:
             raise TypeError(f"{self.name}: the DLPack type (code {kind}, {bits} bits, {lanes} lanes) is not known here")
@@ -119,7 +131,7 @@ class _Look:
 
     def pack(self, copy: bool) -> None:
         """Take a packed copy of a NumPy array; the original is kept for outputs."""
-        if not copy or self.strides == packed_strides(self.shape):
+        if not copy or self.packed or self.strides == packed_strides(self.shape):
             return
         if self.device != CPU or not hasattr(self.owner, "__array_interface__"):
             raise ValueError(
@@ -191,6 +203,8 @@ def _weight(weight: _Look, x: _Look, groups: int) -> int:
 def _fold(x: _Look, shape: int, looks: list) -> tuple[int, int, list]:
     """(rows, heads, strides of each look). NumPy arrays that do not fold are copied."""
     cols = x.shape[-1]
+    if shape != WEIGHT_HEADS_COLS and all(look.packed for look in looks):
+        return math.prod(x.shape[:-1]), 1, [(cols, 0)] * len(looks)
     for look in looks:
         look.pack(cols > 1 and look.strides[-1] != 1)
     heads_apart = shape == WEIGHT_HEADS_COLS
@@ -321,6 +335,8 @@ def _scales(made: dict, source, x: _Look, quant: Quant, scale, scale_out, stream
 
 # ----------------------------------------------------------------------------------------------------------------------
 def _is_torch(x: Any) -> bool:
+    if type(x).__module__ == "numpy":
+        return False
     return any(base.__module__ == "torch" and base.__name__ == "Tensor" for base in type(x).__mro__)
 
 

@@ -3,6 +3,11 @@
 SPDX-License-Identifier: Apache-2.0
 """
 
+import torch as _torch
+
+if tuple(int(part) for part in _torch.__version__.split(".")[:2]) < (2, 4):
+    raise ImportError(f"rmsnorm.torch needs torch 2.4 or newer, this is {_torch.__version__}")
+
 from . import ops as _ops  # noqa: F401  registers torch.ops.rmsnorm
 from . import serving
 from .direct import preload
