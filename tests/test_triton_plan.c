@@ -136,9 +136,10 @@ static void check_plans(const rn_problem *p) {
     if (target == NULL) continue;
     if (reason != NULL) {
       refused++;
-      /* Only blocks over two groups, and kernels for waves that the device does not have. */
       const bool straddles = p->block_cols > 0 && p->groups > 1 && p->group_cols % p->block_cols != 0;
-      if (!straddles && rn_triton_kernels[target->first].wave == gpus[i].facts.wave)
+      if (rn_triton_kernels[target->first].wave != gpus[i].facts.wave)
+        assert_string_equal(reason, "the device's waves are of another size");
+      else if (!straddles)
         fail_msg("%s: %s", gpus[i].name, reason);
       continue;
     }

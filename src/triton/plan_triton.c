@@ -90,7 +90,7 @@ static bool add(planning *q, int32_t kernel, int64_t programs) {
   if (programs > most && !k->any_grid) return false;
   if (!k->any_grid && capped > 0 && programs > capped) return false;
   if (programs > most) programs = most;
-  if (k->shared > (uint32_t)q->device->shared_bytes || k->wave != q->device->wave) return false;
+  if (k->shared > (uint32_t)q->device->shared_bytes) return false;
   if (!rn_triton_fits(k, q->p, &q->plan->extra)) return false;
   q->plan->step[q->plan->steps++] = (rn_triton_step){kernel, (uint32_t)programs, (uint32_t)threads};
   return true;
@@ -285,6 +285,7 @@ const char *rn_triton_plan_of(const rn_problem *p, const rn_triton_device *devic
   if (p->x.dtype == RMSNORM_DTYPE_F64) return "x is f64: only portable takes it";
   if (p->cols > most_cols) return "cols is more than 2^30";
   if (q.target == NULL) return rn_triton_no_target;
+  if (rn_triton_kernels[q.target->first].wave != device->wave) return "the device's waves are of another size";
   if (p->op == RMSNORM_OP_BACKWARD && p->dweight != NULL && !workspace_of(p, &partials, &total))
     return "the workspace would not fit in memory";
   if (has_straddling_blocks(p)) return "a block of one scale reaches over two groups";
