@@ -32,25 +32,32 @@ static double at(const rn_diff_tensor *t, int64_t i) {
 /* dx of one row, and how far float32 may be from it. x-hat goes into d->stat_u. */
 static void dx_row(rn_diff *d, const variant *v, int64_t row, judged *dx) {
   const rn_diff_input *in = d->in;
-  double n = (double)d->cols, dot = 0, size = 0, mean = 0, unit = rn_unit(d);
+  double n = (double)d->cols, dot = 0, size = 0, mean = 0, weight = 0, unit = rn_unit(d), *flip = d->squares, flips = 0;
   rn_model_row(d, &v->model, row, d->u);
-  double rstd = rn_model_rstd(d, &v->model, row, 0, d->u);
+  double rstd = rn_model_rstd(d, &v->model, row, 0, d->u), bound = rn_model_rstd_bound(d, &v->model);
   rn_model_weights(d, &v->model, row);
   for (int64_t c = 0; c < d->cols; c++) {
     double xhat = d->u[c] * rstd, t = at(&in->dy, row * d->cols + c) * d->w[c];
-    if (v->xhat_type) xhat = rn_ref_round(v->xhat_type, xhat);
+    flip[c] = 0;
+    if (v->xhat_type) { /* near a tie it may have been rounded to either side */
+      flip[c] = fabs(rn_ref_round(v->xhat_type, xhat * (1 + bound)) - rn_ref_round(v->xhat_type, xhat * (1 - bound)));
+      xhat = rn_ref_round(v->xhat_type, xhat);
+    }
     d->stat_u[c] = xhat;
-    dot += t * xhat, size += fabs(t * xhat), mean += t;
+    dot += t * xhat, size += fabs(t * xhat), mean += t, weight += fabs(t), flips += fabs(t) * flip[c];
   }
-  double divisor = v->model.divisor > 0 ? v->model.divisor : n, terms = 16 + 6 * sqrt(n);
+  double divisor = v->model.divisor > 0 ? v->model.divisor : n, walk = 6 * sqrt(n);
+  /* A sum of either sign: its partial sums are as large as it, or as a walk of that many steps. */
+  double lost_dot = unit * (walk * fabs(dot) + 18 * size) + flips, lost_mean = unit * (walk * fabs(mean) + 18 * weight);
   for (int64_t c = 0; c < d->cols && dx; c++) {
     double t = at(&in->dy, row * d->cols + c) * d->w[c], xhat = d->stat_u[c];
     double away = v->no_dot ? 0 : xhat * dot / divisor,
            extra = v->no_dresidual ? 0 : at(&in->dresidual, row * d->cols + c);
     dx[c].value = rstd * (t - away - (v->mean_term ? mean / n : 0)) + extra;
-    dx[c].slack = unit * (rstd * (12 * fabs(t) + terms * (fabs(away) + fabs(xhat) * size / divisor / n * sqrt(n)) +
-                                  (v->mean_term ? terms * (fabs(mean) / n + size / n) : 0)) +
-                          4 * fabs(extra));
+    dx[c].slack = rstd * ((bound + 4 * unit) * (fabs(t) + 2 * fabs(away) + (v->mean_term ? fabs(mean) / n : 0)) +
+                          (v->no_dot ? 0 : (fabs(xhat) * lost_dot + flip[c] * fabs(dot)) / divisor) +
+                          (v->mean_term ? lost_mean / n : 0)) +
+                  4 * unit * fabs(extra);
   }
 }
 
@@ -69,11 +76,14 @@ static bool dweight(rn_diff *d, const variant *v, judged *out, double *in_order)
     for (int64_t c = 0; c < d->cols; c++) {
       double g = at(&d->in->dy, row * d->cols + c);
       if (dx) g = rn_ref_round(d->in->dy.dtype, dx[c].value);
-      double p = g * d->stat_u[c];
+      double p = g * d->stat_u[c], unsure = fabs(g) * d->squares[c];
+      if (dx)
+        unsure += fabs(d->stat_u[c]) * fabs(rn_ref_round(d->in->dy.dtype, dx[c].value + dx[c].slack) -
+                                            rn_ref_round(d->in->dy.dtype, dx[c].value - dx[c].slack));
       out[base + c].value += p;
       double lost = v->sum == SUM_ANY_ORDER ? ldexp(1, v->sum_type == RMSNORM_DTYPE_F16 ? -11 : -8) : unit;
       out[base + c].slack += lost * fabs(p) * (v->sum == SUM_WIDE ? 12 + fmin(rows, 6 * sqrt(rows)) : 2 + sqrt(rows));
-      if (dx) out[base + c].slack += rn_ref_ulp(d->in->dy.dtype, g) * fabs(d->stat_u[c]) * 0.02;
+      out[base + c].slack += unsure + rn_model_rstd_bound(d, &v->model) * fabs(p);
       if (v->sum == SUM_IN_ORDER)
         in_order[base + c] = rn_ref_round(v->sum_type, in_order[base + c] + rn_ref_round(v->sum_type, p));
     }
@@ -148,7 +158,7 @@ static variant *add(variants *list, const variant *from, const char *name) {
 }
 
 static void propose(const rn_diff *d, const variant *from, variants *list) {
-  static const double usual[] = {1e-5, 1e-6, 0x1p-23, 1e-8, 0x1p-7, 0x1p-10, 0, 1e-12, 1e-3};
+  static const double usual[] = {1e-5, 1e-6, 1e-4, 0x1p-23, 1e-8, 0x1p-7, 0x1p-10, 0, 1e-12, 1e-3};
   bool narrow = d->x_type == RMSNORM_DTYPE_F16 || d->x_type == RMSNORM_DTYPE_BF16;
   bool weight = d->in->subject == RN_DIFF_DWEIGHT;
   variant *v;
@@ -220,13 +230,16 @@ void rn_search_gradient(rn_diff *d, rn_diff_result *result) {
   }
   base.model = d->base[0];
   if (room) propose(d, &base, &one);
-  for (int i = 0; i < one.count && !found; i++) found = answers(d, &one.of[i], result, &nearest, &best);
+  for (int i = 0; i < one.count && !found; i++)
+    found = one.of[i].sum != SUM_ANY_ORDER && answers(d, &one.of[i], result, &nearest, &best);
   for (int i = 0; i < one.count && !found && d->options->pairs; i++) {
     two.count = 0;
     if (one.of[i].sum != SUM_ANY_ORDER) propose(d, &one.of[i], &two);
     for (int k = 0; k < two.count && !found; k++)
       found = two.of[k].sum != SUM_ANY_ORDER && answers(d, &two.of[k], result, &nearest, &best);
   }
+  for (int i = 0; i < one.count && !found; i++) /* its bound is a wide one */
+    found = one.of[i].sum == SUM_ANY_ORDER && answers(d, &one.of[i], result, &nearest, &best);
   if (!found && nearest.elements) {
     rn_confirmed c;
     memset(&c, 0, sizeof c);

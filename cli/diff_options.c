@@ -48,7 +48,7 @@ static const char help[] =
     "      --groups N            columns / N have their own statistic\n"
     "      --divisor N           of the sum of squares, instead of the number of columns\n"
     "Quantised outputs:\n"
-    "      --quant KIND          THEIRS holds codes: fp8, fp8-e5m2 or int8, then -row, -block32, -block64, -block128\n"
+    "      --quant KIND          THEIRS holds codes: fp8, fp8-e5m2 or int8, then -tensor, -row or -block32, 64, 128\n"
     "      --scale SPEC          their scales\n"
     "      --scale-op OP         divide, reciprocal  --scale-layout ORDER  row, col\n"
     "Output:\n"
@@ -124,13 +124,14 @@ static bool take_quant(const char *text, void *to) {
   static const struct {
     const char *name;
     int granularity, cols;
-  } kinds[] = {{"row", RMSNORM_QUANT_ROW, 0},
+  } kinds[] = {{"tensor", RMSNORM_QUANT_TENSOR, 0},
+               {"row", RMSNORM_QUANT_ROW, 0},
                {"block32", RMSNORM_QUANT_BLOCK, 32},
                {"block64", RMSNORM_QUANT_BLOCK, 64},
                {"block128", RMSNORM_QUANT_BLOCK, 128}};
   j->quant_name = text;
   for (size_t t = 0; t < 3; t++)
-    for (size_t k = 0; k < 4; k++) {
+    for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
       size_t length = strlen(types[t].name);
       if (strncmp(text, types[t].name, length) != 0 || strcmp(text + length, kinds[k].name) != 0) continue;
       j->in.quant.q.dtype = types[t].dtype;
@@ -200,7 +201,7 @@ int rn_diff_options_read(rn_diff_job *j, int argc, char **argv) {
                              {"round-normed", take_round, &w.round[3], "none, x, weight or promoted"},
                              {"groups", rn_take_count, &j->in.groups, "a whole number of 1 or more"},
                              {"divisor", rn_take_count, &j->in.divisor, "a whole number of 1 or more"},
-                             {"quant", take_quant, j, "fp8, fp8-e5m2 or int8, then -row or -block32, 64, 128"},
+                             {"quant", take_quant, j, "fp8, fp8-e5m2 or int8, then -tensor, -row or -block32, 64, 128"},
                              {"scale-op", take_operation, &j->in.quant.scale_op, "divide or reciprocal"},
                              {"scale-layout", take_layout, &j->in.quant.scale_layout, "row or col"},
                              {"list", rn_take_flag, &w.list, NULL},

@@ -48,6 +48,7 @@ static double scaled(const way *w, double v, double scale) {
 }
 
 static int64_t scale_index(const rn_diff *d, const way *w, int64_t row, int64_t block, int64_t blocks) {
+  if (d->in->quant.granularity == RMSNORM_QUANT_TENSOR) return 0;
   bool columns = (d->in->quant.scale_layout == RMSNORM_SCALE_COL_MAJOR) != w->transposed;
   return columns ? block * d->rows + row : row * blocks + block;
 }
@@ -66,7 +67,8 @@ static void judge_block(rn_diff *d, const way *w, const double *v, double slack,
   double least = fmax(low / w->largest * (1 - 0x1p-22), 0x1p-126 * (1 - 0x1p-22));
   double most = fmax(high / w->largest * (1 + 0x1p-22), 0x1p-126);
   /* A row of zeros has whatever smallest scale somebody chose. */
-  if (!(scale >= least && scale <= most) && amax > 0) t->scales_outside++;
+  if (in->quant.granularity != RMSNORM_QUANT_TENSOR && !(scale >= least && scale <= most) && amax > 0)
+    t->scales_outside++;
   for (int64_t c = first; c < last; c++) {
     double theirs = decode(w->fnuz, dtype, ((const uint8_t *)in->theirs.data)[row * d->cols + c]);
     double value = w->rounded ? rn_ref_round(d->x_type, v[c]) : v[c],
@@ -178,14 +180,21 @@ void rn_search_quant(rn_diff *d, rn_diff_result *result) {
         if (w.fnuz) w.largest = mask & 2 ? right.largest : 240;
         if (__builtin_popcount((unsigned)mask) != faults) continue;
         if ((w.fnuz && !fp8) || (w.rounded && !narrow) || (w.transposed && !block)) continue;
-        tally t = judge(d, &d->base[b], &w, false, v);
-        rn_model m = named(d, &d->base[b], &w, &right);
+        /* Where the model rounds its values anyway, the mistake is not to. */
+        rn_model from = d->base[b];
+        if (w.rounded && from.stages.normed == d->x_type) {
+          w.rounded = false;
+          from.stages.normed = from.stages.real;
+          fault(&from, "round-normed", "scale and codes come from values that are not rounded, where ours are");
+        }
+        tally t = judge(d, &from, &w, false, v);
+        rn_model m = named(d, &from, &w, &right);
         int64_t wrong = t.codes_outside + t.scales_outside;
         double share = (double)wrong / (double)(t.codes + t.scales);
         if (best.codes == 0 || share < (double)(best.codes_outside + best.scales_outside) / (double)best.codes)
           best = t, nearest = m;
         if (wrong || (found && t.codes_differ >= least.codes_differ)) continue;
-        t = judge(d, &d->base[b], &w, true, v);
+        t = judge(d, &from, &w, true, v);
         if (t.codes_outside + t.scales_outside || (found && t.codes_differ >= least.codes_differ)) continue;
         least = t, answer = m, found = true;
       }
