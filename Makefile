@@ -99,7 +99,7 @@ plain: ## build the portable sources with nothing but a C compiler
 	$(BUILD)/plain
 
 SOURCES = $(wildcard include/*.h src/*.[ch] src/cpu/*.[ch] src/cuda/*.[ch] src/cuda/*.cu src/gpu/*.[ch] src/triton/*.[ch] cli/*.[ch] tests/*.[ch] \
-                     tests/emulator/*.[ch] tests/emulator/*.cpp tests/install/*.c examples/*.c)
+                     tests/emulator/*.[ch] tests/emulator/*.cpp tests/install/*.c examples/*.c examples/*.cpp)
 
 format: ## bring every source file into the one format
 	@scripts/need.sh clang-format=clang-format
