@@ -129,6 +129,7 @@ bool rn_confirm(rn_diff *d, const rn_model *m, bool all, rn_confirmed *c) {
     e->outside += outside;
     if (outside) {
       c->rows_wrong++;
+      c->rows_gone += 2 * outside > m->cols_written;
       if (c->first_wrong < 0 || row < c->first_wrong) c->first_wrong = row;
     } else if (row > c->last_right) {
       c->last_right = row;

@@ -155,6 +155,21 @@ static bool pattern_at(const rn_diff *d, int64_t row, int64_t col, double patter
   return rn_same(rn_diff_theirs(d, row, col), pattern);
 }
 
+/* Whether most of our values in this region are not the pattern. */
+static bool unlike(rn_diff *d, int64_t row, int64_t last_row, int64_t col, double pattern) {
+  int64_t other = 0, all = 0, step = (last_row - row) / 64 + 1;
+  const rn_model *m = &d->base[0];
+  d->w_of = NULL;
+  for (int64_t r = row; r < last_row; r += step) {
+    rn_model_row(d, m, r, d->u);
+    double rstd = rn_model_rstd(d, m, r, 0, d->u);
+    bool weighted = rn_model_weights(d, m, r);
+    for (int64_t c = col; c < d->cols; c++, all++)
+      other += isfinite(d->u[c]) && !rn_same(rn_model_value(d, m, r, c, d->u[c], rstd, weighted), pattern);
+  }
+  return 2 * other > all;
+}
+
 static void find_unwritten(rn_diff *d) {
   double last = rn_diff_theirs(d, d->rows - 1, d->cols - 1);
   int64_t row = d->rows, col = d->cols;
@@ -166,16 +181,9 @@ static void find_unwritten(rn_diff *d) {
     for (int64_t r = 0; r < row && same; r++) same = pattern_at(d, r, col - 1, last);
     if (same) col--;
   }
-  bool live_row = false, live_col = false; /* whether there was something to write */
-  for (int64_t r = row; r < d->rows && !live_row; r++) {
-    rn_model_row(d, &d->base[0], r, d->u);
-    for (int64_t c = 0; c < d->cols; c++) live_row = live_row || (isfinite(d->u[c]) && d->u[c] != 0);
-  }
-  for (int64_t r = 0; r < row && !live_col && col < d->cols; r++) {
-    rn_model_row(d, &d->base[0], r, d->u);
-    rn_model_weights(d, &d->base[0], r);
-    for (int64_t c = col; c < d->cols; c++) live_col = live_col || (isfinite(d->u[c]) && d->u[c] != 0 && d->w[c] != 0);
-  }
+  /* A few elements that happen to be alike are no pattern, and neither is what our own rows would hold there. */
+  bool live_row = (d->rows - row) * d->cols >= 4 && unlike(d, row, d->rows, 0, last);
+  bool live_col = row * (d->cols - col) >= 4 && unlike(d, 0, row, col, last);
   for (int b = 0; b < d->bases; b++) {
     rn_model *m = &d->base[b];
     if (live_row && row > 0 && row < d->rows) {

@@ -265,10 +265,11 @@ void rn_roundings(const rn_diff *d, const rn_model *from, rn_proposals *list);
 /* ---- diff_confirm.c ---- */
 typedef struct rn_confirmed {
   rn_diff_match match;
-  rn_diff_evidence evidence; /* theirs against the model, every row with the rstd that fits it */
-  double units;              /* the furthest that such an rstd is from the model's, in units of the arithmetic */
-  bool nominal;              /* all bits with the model's own rstd */
-  int64_t rows_wrong, first_wrong, last_right; /* rows with an element outside; rows without any */
+  rn_diff_evidence evidence;     /* theirs against the model, every row with the rstd that fits it */
+  double units;                  /* the furthest that such an rstd is from the model's, in units of the arithmetic */
+  bool nominal;                  /* all bits with the model's own rstd */
+  int64_t rows_wrong, rows_gone; /* rows with an element outside; those where most are */
+  int64_t first_wrong, last_right;
 } rn_confirmed;
 /* All rows under a model (`all`), or the sample. */
 bool rn_confirm(rn_diff *d, const rn_model *m, bool all, rn_confirmed *c);

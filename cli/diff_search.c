@@ -246,8 +246,8 @@ static void keep_nearest(search *s, const rn_model *m, const rn_confirmed *c) {
 
 /* The last rows are wrong and no others: they were not written. */
 static bool only_last_rows(const rn_diff *d, const rn_model *m, const rn_confirmed *c) {
-  return m->faults < RN_FAULTS_MOST && c->first_wrong > 0 && c->rows_wrong > 0 && c->last_right < c->first_wrong &&
-         c->rows_wrong >= d->rows - c->first_wrong && 2 * c->first_wrong >= d->rows;
+  return m->faults < RN_FAULTS_MOST && c->first_wrong > 0 && c->rows_wrong > 0 && c->rows_gone == c->rows_wrong &&
+         c->last_right < c->first_wrong && 2 * c->first_wrong >= d->rows;
 }
 
 static bool accept(search *s, rn_model *m) {
