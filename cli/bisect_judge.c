@@ -258,11 +258,9 @@ static rn_finding judge_side(const rn_judge *j, const rn_norm *norm, const norm_
     rn_diff_free(r);
     return RN_FINDING_TROUBLE;
   }
-  if (r->verdict == RN_DIFF_UNEXPLAINED) return RN_FINDING_UNEXPLAINED;
-  /* Where no preset explains the reference, the same mistakes as there are none; and where nothing does, being right by
-   * some preset is no excuse for differing on the same input. */
-  const bool alike = c->explained && r->count > 0 && same_explanation(&r->explanation[0], &c->explanation);
-  return alike || (is_good(r->verdict) && (c->known || !d->same_inputs)) ? RN_FINDING_BENIGN : RN_FINDING_FAULT;
+  return r->verdict == RN_DIFF_UNEXPLAINED ? RN_FINDING_UNEXPLAINED
+         : is_good(r->verdict)             ? RN_FINDING_BENIGN
+                                           : RN_FINDING_FAULT;
 }
 
 static rn_finding judge(rn_judge *j, const rn_norm *norm, norm_data *d, rn_walk *walk) {
@@ -276,7 +274,10 @@ static rn_finding judge(rn_judge *j, const rn_norm *norm, norm_data *d, rn_walk 
   if (d->weight_spec != NULL && !read_tensor(j, d->weight_spec, &d->weight)) return trouble(norm);
   const rn_convention *c = convention(j, norm, d);
   rn_finding finding = judge_side(j, norm, d, side, c, &r);
-  if (finding == RN_FINDING_BENIGN && d->same_inputs && c->known) { /* a is right: then what of b? */
+  /* A mistake that the reference makes as well is none of this side's. */
+  if (finding == RN_FINDING_FAULT && c->explained && same_explanation(&r.explanation[0], &c->explanation))
+    finding = RN_FINDING_BENIGN;
+  else if (finding == RN_FINDING_BENIGN && d->same_inputs) { /* a is right: then what of b? */
     rn_diff_free(&r);
     side = RN_SIDE_B;
     finding = judge_side(j, norm, d, side, c, &r);

@@ -118,6 +118,10 @@ static void free_sample(sample *s) {
   for (int n = 0; n < NORMS; n++) rn_tensor_free(&s->x[n]), rn_tensor_free(&s->y[n]), rn_tensor_free(&s->weight[n]);
 }
 
+static void move_one(rn_tensor *t) {
+  rn_ref_store(t->dtype, t->data, 5, 2 + rn_ref_load(t->dtype, t->data, 5));
+}
+
 /* What was a little off when it came in, and is normalised rightly. */
 static void drift(sample *s, int n) {
   for (int64_t i = 0; i < ROWS * COLS; i++)
@@ -145,6 +149,13 @@ static void write_file(const char *name, const rn_named_tensor *tensors, int cou
   assert_non_null(quiet);
   assert_true(rn_file_write(path_of(name), tensors, count, quiet));
   fclose(quiet);
+}
+
+static void put_file(const char *name, const void *data, size_t bytes) {
+  FILE *out = fopen(path_of(name), "wb");
+  assert_non_null(out);
+  assert_true(fwrite(data, 1, bytes, out) == bytes);
+  fclose(out);
 }
 
 /* All in one file, called as in a checkpoint of transformers. */
@@ -432,6 +443,19 @@ static void test_reference(void **unused) {
   expect_finding(right.name[5], "benign");
   expect_found(right.name[9]);
   expect("\"side\":\"b\"");
+  /* Or in all of its norms, as the model's own eps shows. */
+  for (int n = 0; n < NORMS; n++)
+    normalise(&wrong.x[n], &wrong.weight[n], (mistake){1e-3, COLS, false, true}, &wrong.y[n]);
+  dump("a", &right, true), dump("b", &wrong, true);
+  assert_int_equal(bisect("a", "b", NULL, NULL), 1);
+  expect("\"side\":\"a\""); /* nothing is known but that b is right */
+  assert_int_equal(bisect("a", "b", "--eps", "1e-5"), 1);
+  expect_found(right.name[0]);
+  expect("\"side\":\"b\"");
+  put_file("config.json", "{\"rms_norm_eps\": 1e-05}", 23);
+  assert_int_equal(bisect("a", "b", NULL, NULL), 1);
+  expect("\"side\":\"b\"");
+  assert_int_equal(unlink(path_of("config.json")), 0);
   free_sample(&wrong);
   end();
 }
@@ -457,13 +481,6 @@ static void test_without_inputs(void **unused) {
 
 /* ------------------------------------------------------------------------------------------------------------------
  * Folders as they come. */
-
-static void put_file(const char *name, const void *data, size_t bytes) {
-  FILE *out = fopen(path_of(name), "wb");
-  assert_non_null(out);
-  assert_true(fwrite(data, 1, bytes, out) == bytes);
-  fclose(out);
-}
 
 static void test_junk(void **unused) {
   (void)unused;
@@ -520,6 +537,13 @@ static void test_folders(void **unused) {
   dump_npy("a", &port);
   write_file("a/blk.3.ffn_norm.x.npy", &(rn_named_tensor){NULL, &less}, 1);
   assert_int_equal(bisect("a", "b", "--dtype", "bf16"), 2);
+  /* And where no other side shows it. */
+  dump("b", &right, false);
+  move_one(&port.y[7]);
+  write_file("a/blk.3.ffn_norm.y.npy", &(rn_named_tensor){NULL, &port.y[7]}, 1);
+  assert_int_equal(bisect("a", "b", "--dtype", "bf16"), 2);
+  expect_finding("layers.3.post_attention_layernorm", "trouble");
+  dump("b", &right, true);
   rn_tensor_free(&less);
   /* Own patterns. */
   const char *const arguments[] = {"bisect", "--json",        "--dump-a", path_of("b"),     "--dump-b", path_of("b"),
