@@ -129,8 +129,8 @@ static void print_cell(FILE *out, const rn_gpu_cell *c) {
 }
 
 static void print_head(const rn_gpu_bench *b, const rn_device_facts *f) {
-  printf("rmsnorm %s on %s, %d multiprocessors, driver %d.%d%s\n", rmsnorm_version_string(), f->name, f->sms,
-         f->driver / 1000, f->driver % 1000 / 10, b->settings.launch.dependent ? ", dependent launches" : "");
+  printf("rmsnorm %s on %s, %d multiprocessors, %s%s\n", rmsnorm_version_string(), f->name, f->sms,
+         rn_device_version(f), b->settings.launch.dependent ? ", dependent launches" : "");
   printf("microseconds of one launch inside a graph, the median of its replays; spread: (90th percentile - least) / "
          "median\n"
          "copy: as many bytes, by the fastest copy; mixed: in the operation's proportion of reads and writes; host: of "

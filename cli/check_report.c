@@ -104,7 +104,7 @@ static void print_notes(const rn_check_report *r) {
 }
 
 static void print_text(const rn_check_options *o, const rn_check_report *r, double seconds) {
-  if (r->device) printf("%s, driver %d.%d\n", r->facts.name, r->facts.driver / 1000, r->facts.driver % 1000 / 10);
+  if (r->device) printf("%s, %s\n", r->facts.name, rn_device_version(&r->facts));
   printf("%-10s %8s %8s %14s %14s  %s\n", "impl", "cases", "not its", "elements", "other bits", "findings");
   for (int i = 0; i < r->impls; i++) {
     const rn_tally *t = &r->tally[i];

@@ -250,6 +250,15 @@ bool rn_device_facts_of(int ordinal, rn_device_facts *f) {
          TRY(cuDeviceTotalMem, &f->memory_bytes, device) && (!is_hip() || find_arch(device, f));
 }
 
+const char *rn_device_version(const rn_device_facts *f) {
+  static char text[40];
+  if (*f->arch)
+    snprintf(text, sizeof text, "HIP %d.%d", f->driver / 10000000, f->driver / 100000 % 100);
+  else
+    snprintf(text, sizeof text, "driver %d.%d", f->driver / 1000, f->driver % 1000 / 10);
+  return text;
+}
+
 /* ---- contexts ---- */
 
 static bool open_on(rn_device *d) {

@@ -48,6 +48,8 @@ const char *rn_device_error(void);
 /* rn_device_count - how many devices the driver has; 0 with a reason when there is no driver or no device. */
 int rn_device_count(void);
 bool rn_device_facts_of(int ordinal, rn_device_facts *facts);
+/* "driver 13.0", "HIP 6.4"; valid until the next call. */
+const char *rn_device_version(const rn_device_facts *facts);
 
 /* rn_device_open - a device through its primary context, made current; rn_device_open_another - a context of its own
  * on that device (HIP has one for each device: the same). NULL: rn_device_error(). */

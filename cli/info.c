@@ -40,11 +40,8 @@ static void print_device(const rn_device_facts *f) {
     printf("%s, %d compute units, ", f->arch, f->sms);
   else
     printf("compute capability %d.%d, %d multiprocessors, ", f->major, f->minor, f->sms);
-  printf("%.1f GiB, L2 %.0f MiB, ", (double)f->memory_bytes * 0x1p-30, (double)f->l2_bytes * 0x1p-20);
-  if (*f->arch)
-    printf("HIP %d.%d\n", f->driver / 10000000, f->driver / 100000 % 100);
-  else
-    printf("driver %d.%d\n", f->driver / 1000, f->driver % 1000 / 10);
+  printf("%.1f GiB, L2 %.0f MiB, %s\n", (double)f->memory_bytes * 0x1p-30, (double)f->l2_bytes * 0x1p-20,
+         rn_device_version(f));
 }
 
 static void print_devices(int kind, const char *label) {

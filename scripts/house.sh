@@ -30,7 +30,7 @@ names=$(for file in $sources; do basename "$file"; done | sort | uniq -d)
 
 # Nothing outside src looks into it, except the tests of the number formats and of src/cuda.
 outside=$(git ls-files 'cli/*.[ch]' 'tests/*.[ch]' 'examples/*.c' |
-  grep -vE '^tests/(test_numeric|test_divisor|test_rstd|test_cuda_plan|test_cuda_host|test_triton_plan|test_triton_host|test_hip_host|triton_calls|random_problem).[ch]$|^tests/emulator/')
+  grep -vE '^tests/(test_numeric|test_divisor|test_rstd|test_cuda_plan|test_cuda_host|test_triton_plan|test_triton_host|test_hip_host|triton_calls|hip_emulator|random_problem).[ch]$|^tests/emulator/')
 private=$(git ls-files 'src/*.h' | xargs -n 1 basename)
 for header in $private; do
   # shellcheck disable=SC2086

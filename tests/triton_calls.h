@@ -119,6 +119,8 @@ static uint64_t expected_of_forward(int name, int64_t rows, int64_t cols) {
     return (uint64_t)rn_lanes(cols);
   case RN_TRITON_x_type:
   case RN_TRITON_y_type:
+  case RN_TRITON_residual_type:
+  case RN_TRITON_residual_out_type:
   case RN_TRITON_weight_type:
     return RMSNORM_DTYPE_BF16;
   case RN_TRITON_eps:

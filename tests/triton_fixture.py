@@ -28,6 +28,7 @@ def fast(type_code: int, inputs: str, rest: list[dict]) -> list[dict]:
     """Tensors of one type in words of 16 bytes."""
     return (pointers(inputs, TYPES[type_code], 16) + pointers("weight", TYPES[type_code], 16) +
             strides(inputs, 16 // SIZES[type_code]) + numbers("i32", "units heads groups") +
+            numbers("i64", "weight_head_stride weight_group_stride", 16 // SIZES[type_code]) +
             numbers("i32", "group_cols", 16 // SIZES[type_code]) + numbers("fp32", "divisor eps weight_offset") +
             numbers("i32", "weight_type round_sum round_xhat round_rstd") + rest)
 
@@ -39,8 +40,11 @@ EVERYTHING = (pointers(ALL + " weight dweight scale_out", "*i8") + strides(ALL) 
               numbers("i32", "cols group_cols lanes") +
               numbers("i64", "weight_head_stride weight_group_stride scale_row_stride scale_block_stride") +
               numbers("i32", "block_cols") +
-              numbers("i32", "x_type weight_type y_type round_sum round_normed gate_kind gate_before quant quant_type "
-                      "scale_op e8m0_rounding has_sums dweight_type") + numbers("fp32", "divisor eps scale_max") +
+              numbers("i32", "x_type residual_type gate_type weight_type y_type residual_out_type dy_type "
+                      "dresidual_out_type dx_type dresidual_type dgate_type dweight_type round_sum round_rstd "
+                      "round_xhat round_normed gate_kind gate_before quant quant_type scale_op e8m0_rounding "
+                      "has_sums") +
+              numbers("fp32", "divisor eps weight_offset scale_max") +
               numbers("i64", "chunks unit_rows dweight_rows dweight_vectors") +
               numbers("i32", "row_lanes dweight_cols"))
 
@@ -73,7 +77,8 @@ def variants(target: str) -> list[dict]:
                                  {"type": kind, "lanes": lanes, "steps": steps, "row_lanes": row_lanes}))
     found.append(variant("dweight_sum", target,
                          pointers("partials", "*fp32", 16) + pointers("dweight", "*i8") + numbers("i64", "chunks") +
-                         numbers("i32", "dweight_cols dweight_type"), {}, tile_cols=32, any_grid=1))
+                         numbers("i32", "dweight_cols dweight_type") + numbers("i64", "dweight_vectors"), {},
+                         tile_cols=32, any_grid=1))
     for tile in (1024, 4096):
         for family in ("general_forward", "general_backward_sums", "general_backward_dx"):
             found.append(variant(family, target, EVERYTHING, {}, tile_cols=tile, any_grid=1))
