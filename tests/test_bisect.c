@@ -452,6 +452,17 @@ static void test_reference(void **unused) {
   assert_int_equal(bisect("a", "b", "--eps", "1e-5"), 1);
   expect_found(right.name[0]);
   expect("\"side\":\"b\"");
+  /* And a mistake that both sides make is not held against the one whose input has drifted. */
+  sample drifted;
+  copy_sample(&drifted, &wrong);
+  drift(&drifted, 5);
+  normalise(&drifted.x[5], &drifted.weight[5], (mistake){1e-3, COLS, false, true}, &drifted.y[5]);
+  dump("a", &drifted, true);
+  assert_int_equal(bisect("a", "b", "--eps", "1e-5"), 1);
+  expect("\"found\":null");
+  expect_finding(right.name[5], "inputs");
+  free_sample(&drifted);
+  dump("a", &right, true);
   put_file("config.json", "{\"rms_norm_eps\": 1e-05}", 23);
   assert_int_equal(bisect("a", "b", NULL, NULL), 1);
   expect("\"side\":\"b\"");
