@@ -1,6 +1,6 @@
 """families.py - which RMSNorm class of which model has which arithmetic: one table.
 
-A row is one arithmetic: the preset of the C library that has the same roundings, the type that comes back, where eps,
+A row is one arithmetic: the preset of the C library that has the same roundings and returns the same type, where eps,
 gate and groups stand on an instance, and the names of the classes that were read and found to be it. The table only
 proposes: patching.py runs the class beside its row on inputs that tell all rows apart, and believes the result of that
 alone. So a class of the right name and other contents (another release, somebody's own) is left as it is.
@@ -15,11 +15,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-# What a class returns.
-X = "x"  # the type of x
-PROMOTED = "promoted"  # the type that x and weight promote to
-WEIGHT = "weight"  # the weight's if that is f16 or bf16, otherwise f32 (T5)
-
 
 @dataclass(frozen=True)
 class Family:
@@ -27,7 +22,6 @@ class Family:
 
     name: str
     preset: str  # of the C library, rmsnorm_preset
-    returns: str
     eps: str  # the attribute
     classes: tuple[str, ...]
     # "required"; "optional": may be None or missing; "none"; "plus one": (1 + weight), added in the weight's own type,
@@ -49,7 +43,6 @@ FAMILIES = (
     Family(
         "llama",
         "llama",
-        PROMOTED,
         "variance_epsilon",
         _names("""
         Aimv2RMSNorm Apertus1p5TextRMSNorm ApertusRMSNorm ArceeRMSNorm AriaTextRMSNorm AXK1RMSNorm
@@ -80,11 +73,10 @@ FAMILIES = (
         VoxtralRealtimeRMSNorm Xcodec2RMSNorm YoutuRMSNorm Zamba2RMSNorm ZambaRMSNorm ZayaRMSNorm
         """),
     ),
-    Family("llama, other names", "llama", PROMOTED, "eps", _names("Llama4TextRMSNorm CpmAntLayerNorm")),
+    Family("llama, other names", "llama", "eps", _names("Llama4TextRMSNorm CpmAntLayerNorm")),
     Family(
         "xlstm",
         "llama",
-        PROMOTED,
         "eps",
         _names("xLSTMRMSNorm"),
         weight="optional",
@@ -93,7 +85,6 @@ FAMILIES = (
     Family(
         "gemma",
         "gemma",
-        X,
         "eps",
         _names("""
         Gemma2RMSNorm Gemma3RMSNorm GemmaRMSNorm MiniMaxM3VLRMSNorm MuseGlimmerTextCenteredRMSNorm
@@ -101,12 +92,11 @@ FAMILIES = (
         T5Gemma2RMSNorm T5GemmaRMSNorm VaultGemmaRMSNorm
         """),
     ),
-    Family("gemma, groups", "gemma", X, "eps", _names("Qwen4ExpTextRMSNorm"), groups="columns:group_size"),
-    Family("gemma, 1 + w rounded", "gemma3n", X, "eps", _names("MuseSparkTextCenteredRMSNorm"), weight="plus one"),
+    Family("gemma, groups", "gemma", "eps", _names("Qwen4ExpTextRMSNorm"), groups="columns:group_size"),
+    Family("gemma, 1 + w rounded", "gemma3n", "eps", _names("MuseSparkTextCenteredRMSNorm"), weight="plus one"),
     Family(
         "gemma3n",
         "gemma3n",
-        X,
         "eps",
         _names("""
         DiffusionGemmaRMSNorm EmbeddingGemma2RMSNorm Gemma3nRMSNorm Gemma4RMSNorm Gemma4UnifiedRMSNorm
@@ -117,7 +107,6 @@ FAMILIES = (
     Family(
         "olmo2",
         "olmo2",
-        X,
         "variance_epsilon",
         _names("""
         AfmoeRMSNorm BeamRMSNorm DeepseekV4RMSNorm FlexOlmoRMSNorm FlintRMSNorm GptOssRMSNorm HeliumRMSNorm
@@ -128,7 +117,6 @@ FAMILIES = (
     Family(
         "t5",
         "t5",
-        WEIGHT,
         "variance_epsilon",
         _names("""
         IdeficsRMSNorm Kosmos2_5LayerNorm LongT5LayerNorm MT5LayerNorm Pix2StructLayerNorm
@@ -138,7 +126,6 @@ FAMILIES = (
     Family(
         "no weight",
         "llama4-qk",
-        X,
         "eps",
         _names("""
         EsmFold2RMSNorm FalconMambaWeightlessRMSNorm HrmTextRMSNorm Inkling2LoopUnweightedRMSNorm
@@ -146,11 +133,10 @@ FAMILIES = (
         """),
         weight="none",
     ),
-    Family("no weight, a sum", "llama4-qk", X, "eps", _names("DoryL2Norm"), weight="none", divisor=1),
+    Family("no weight, a sum", "llama4-qk", "eps", _names("DoryL2Norm"), weight="none", divisor=1),
     Family(
         "no weight, rstd rounded",
         "deepseek-v4",
-        X,
         "eps",
         _names("DeepseekV4UnweightedRMSNorm Glm5NextTextUnweightedRMSNorm"),
         weight="none",
@@ -158,7 +144,6 @@ FAMILIES = (
     Family(
         "gate after, x-hat rounded",
         "qwen3-next-gated",
-        X,
         "variance_epsilon",
         _names("""
         OlmoHybridRMSNormGated Qwen3_5MoeRMSNormGated Qwen3_5RMSNormGated Qwen3NextRMSNormGated
@@ -170,7 +155,6 @@ FAMILIES = (
     Family(
         "gate after",
         "fla",
-        X,
         "variance_epsilon",
         _names("BailingHybridRMSNormGated Glm5NextTextRMSNormGated KimiLinearRMSNormGated LaraMiniRMSNormGated"),
         gate="required",
@@ -179,7 +163,6 @@ FAMILIES = (
     Family(
         "gate before, groups",
         "zamba2",
-        PROMOTED,
         "variance_epsilon",
         _names("""
         BambaRMSNormGated GraniteMoeHybridRMSNormGated MambaRMSNormGated NemotronHRMSNormGated Zamba2RMSNormGated
@@ -190,14 +173,13 @@ FAMILIES = (
     Family(
         "falcon-h1",
         "fla",
-        X,
         "variance_epsilon",
         _names("FalconH1RMSNormGated"),
         gate="optional",
         before=((True, "fla"), (False, "mamba-ssm")),
         groups="n_groups",
     ),
-    Family("torch", "torch", X, "eps", _names("torch.nn.modules.normalization.RMSNorm"), weight="optional"),
+    Family("torch", "torch", "eps", _names("torch.nn.modules.normalization.RMSNorm"), weight="optional"),
 )
 
 # Named like a norm of this kind, and yet not to be patched: why. (Classes that are not modules are not listed.)

@@ -13,8 +13,8 @@ every bit has to agree. A combination in which the class itself fails is left to
 apart from its row is not patched, whatever its name; a digest of its source would refuse harmless edits and miss what
 the source calls.
 
-What the library does not take (f64, other devices, subclasses of tensors, a width that does not fit) goes through the
-class's own forward, so that a patched model never does less than before.
+What the library does not take (f64, other devices, subclasses of tensors, vmap and the like, torch.jit.trace) goes
+through the class's own forward. One thing a patched model does not have: the gradient of a gradient.
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -33,6 +33,7 @@ from types import MethodType
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import forward_ad
 
 from .families import REASONS, Family, family_named, family_of
 from .numerics import Numerics
@@ -41,7 +42,6 @@ from .torch import gated_rms_norm, rms_norm
 
 ALL_PAIRS = frozenset((x, weight) for x in TYPES for weight in (None, *TYPES))
 _TENSORS = (torch.Tensor, nn.Parameter, FakeTensor)
-_DEVICES = ("cpu", "cuda")
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "sigmoid": "sigmoid"}
 
 
@@ -52,7 +52,6 @@ class Plan:
     family: str
     numerics: str  # Numerics.text, with the gate
     plain: str  # the same without a gate, for a call that brings none
-    returns: str
     eps: str
     weighted: bool
     plus_one: bool
@@ -159,65 +158,80 @@ def _in_order_of_memory(x: torch.Tensor) -> list[int] | None:
     return order if moved else None
 
 
-def _result_type(returns: str, x: torch.Tensor, weight: torch.Tensor | None) -> torch.dtype:
-    if returns == "x" or weight is None:
-        return x.dtype
-    if returns == "promoted":
-        return torch.promote_types(x.dtype, weight.dtype)
-    return weight.dtype if weight.dtype in (torch.float16, torch.bfloat16) else torch.float32
+def _others_look_on() -> bool:
+    """Whether something wants to see the operations themselves: functorch (vmap, grad), torch.jit.trace, forward-mode
+    gradients. Ours is one operation that knows nothing of them."""
+    return _functorch() is not None or _tracing() is not None or forward_ad._current_level >= 0
+
+
+_functorch = torch._C._functorch.peek_interpreter_stack
+_tracing = torch._C._get_tracing_state
+_compiling = torch.compiler.is_compiling
 
 
 def norm_of(original: type, plan: Plan):
     """The function of a patched class: (module, x, gate) -> y."""
+    pairs, plain, eps_name, weighted = plan.pairs, plan.plain, plan.eps, plan.weighted
+    # Most classes have nothing of what _settled does.
+    simple = not (plan.gate or plan.groups or plan.plus_one or plan.divisor or plan.family == "torch")
 
     def norm(self, x, gate):
-        weight = self.weight if plan.weighted else None
-        pair = (getattr(x, "dtype", None), None if weight is None else weight.dtype)
+        weight = self._parameters["weight"] if weighted else None
         if (
-            pair not in plan.pairs
-            or type(x) not in _TENSORS
-            or x.device.type not in _DEVICES
-            or x.dim() == 0
+            type(x) not in _TENSORS
+            or (x.dtype, weight.dtype if weighted else None) not in pairs
+            or not (x.is_cpu or x.is_cuda)
             or x.numel() == 0
-            or (weight is not None and (weight.device != x.device or weight.shape[0] != x.shape[-1]))
-            or (gate is None and plan.gate == "required")
-            or (gate is not None and (gate.shape != x.shape or gate.dtype not in TYPES or gate.device != x.device))
-            or (plan.family == "torch" and (x.shape[-1] != self.normalized_shape[0] or _autocast(x)))
+            or x.dim() == 0
+            or (not _compiling() and _others_look_on())
+            or not (simple or _fits(plan, self, x, gate))
         ):
             return original.forward(self, x) if plan.gate == "" else original.forward(self, x, gate)
-        eps = getattr(self, plan.eps)
-        if eps is None:
-            eps = torch.finfo(torch.float32).eps
-        groups = 1
-        if plan.groups.startswith("columns:"):
-            columns = getattr(self, plan.groups[8:], None)
-            groups = 1 if columns is None else x.shape[-1] // columns
-        elif plan.groups:
-            groups = getattr(self, plan.groups)
-        dtype = _result_type(plan.returns, x, weight)
-        if plan.plus_one:
-            weight = 1.0 + weight
-        order = _in_order_of_memory(x)
-        if order is not None:
-            x = x.permute(order)
-            gate = gate if gate is None else gate.permute(order)
-        if x.stride(-1) != 1:
-            x = x.contiguous()
-        if gate is None:
-            y = rms_norm(x, weight, eps, preset=plan.plain, groups=groups, divisor=plan.divisor, dtype=dtype)
-        else:
-            if gate.stride(-1) != 1:
-                gate = gate.contiguous()
-            y = gated_rms_norm(x, gate, weight, eps, preset=plan.numerics, groups=groups, dtype=dtype)
-        return y if order is None else y.permute([order.index(i) for i in range(len(order))])
+        eps = getattr(self, eps_name)
+        if simple and x.is_contiguous():
+            return rms_norm(x, weight, eps, preset=plain)
+        return _general(plan, self, x, weight, eps, gate)
 
     return norm
 
 
-def _autocast(x: torch.Tensor) -> bool:
-    """torch.nn.RMSNorm is one operation, which autocast may run in float32; all other classes are made of operations
-    that autocast leaves alone."""
-    return torch.is_autocast_enabled(x.device.type)
+def _fits(plan: Plan, module: nn.Module, x: torch.Tensor, gate: torch.Tensor | None) -> bool:
+    """What only some families have to ask."""
+    if gate is not None and (gate.shape != x.shape or gate.dtype not in TYPES or gate.device != x.device):
+        return False
+    if gate is None and plan.gate == "required":
+        return False  # the class has its own word for that
+    # torch.nn.RMSNorm is one operation, which autocast may run in float32; all other classes are made of operations
+    # that autocast leaves alone.
+    return plan.family != "torch" or (
+        x.shape[-1] == module.normalized_shape[0] and not torch.is_autocast_enabled(x.device.type)
+    )
+
+
+def _general(plan: Plan, module: nn.Module, x, weight, eps, gate) -> torch.Tensor:
+    """Gates, groups, and an x that is not packed."""
+    if eps is None:
+        eps = torch.finfo(torch.float32).eps
+    groups = 1
+    if plan.groups.startswith("columns:"):
+        columns = getattr(module, plan.groups[8:], None)
+        groups = 1 if columns is None else x.shape[-1] // columns
+    elif plan.groups:
+        groups = getattr(module, plan.groups)
+    if plan.plus_one:
+        weight = 1.0 + weight
+    order = _in_order_of_memory(x)
+    if order is not None:
+        x = x.permute(order)
+        gate = gate if gate is None else gate.permute(order)
+    if x.stride(-1) != 1:
+        x = x.contiguous()
+    if gate is None:
+        y = rms_norm(x, weight, eps, preset=plan.plain, groups=groups, divisor=plan.divisor)
+    else:
+        gate = gate if gate.stride(-1) == 1 else gate.contiguous()
+        y = gated_rms_norm(x, gate, weight, eps, preset=plan.numerics, groups=groups)
+    return y if order is None else y.permute([order.index(i) for i in range(len(order))])
 
 
 def _forward(original: type, plan: Plan):
@@ -312,6 +326,9 @@ def plan_of(module: nn.Module, family: Family) -> Plan:
         raise Refusal("has no weight")
     if weight is not None and weight.dim() != 1:
         raise Refusal(f"its weight has {weight.dim()} dimensions")
+    weighted = weight is not None and family.weight != "none"
+    if weighted and module._parameters.get("weight") is None:
+        raise Refusal("its weight is not a parameter")
     eps = getattr(module, family.eps, "missing")
     number = isinstance(eps, float | int) and math.isfinite(eps) and eps >= 0
     if not number and not (eps is None and family.name == "torch"):
@@ -353,12 +370,10 @@ def plan_of(module: nn.Module, family: Family) -> Plan:
     if width < 1 or width // groups > 70000:
         raise Refusal(f"{width // groups} columns are more than the probe can sum exactly")
 
-    weighted = weight is not None and family.weight != "none"
     plan = Plan(
         family=family.name,
         numerics=numerics.text,
         plain=numerics.replace(gate="none", gate_place="after").text,
-        returns=family.returns,
         eps=family.eps,
         weighted=weighted,
         plus_one=family.weight == "plus one",

@@ -21,6 +21,7 @@ import rmsnorm  # noqa: E402
 from rmsnorm import families, hub  # noqa: E402
 from rmsnorm.patch_models import is_patched  # noqa: E402
 from torch import nn  # noqa: E402
+from torch.autograd import forward_ad  # noqa: E402
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm  # noqa: E402
 from transformers.models.llama.modeling_llama import LlamaRMSNorm  # noqa: E402
 from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm  # noqa: E402
@@ -153,10 +154,72 @@ def test_what_the_library_does_not_take_runs_through_the_class():
     assert torch.equal(norm(x), LlamaRMSNorm.forward(norm, x))
     assert norm(torch.empty(0, 16)).shape == (0, 16)
     assert copy.deepcopy(norm).to("meta")(torch.empty(3, 16, device="meta")).device.type == "meta"
-    with pytest.raises(RuntimeError):
+    with pytest.raises((RuntimeError, ValueError)):
         norm(torch.randn(4, 17))
     norm.weight.data = norm.weight.data.double()
     assert norm(torch.randn(4, 16)).dtype == torch.float64
+
+
+def _jvp(norm, x):
+    return torch.func.jvp(norm, (x,), (torch.ones_like(x),))[1]
+
+
+def _forward_mode(norm, x):
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(norm(forward_ad.make_dual(x, torch.ones_like(x)))).tangent
+
+
+def _for_each_row(norm, x):
+    def loss(weight, row):
+        return torch.func.functional_call(norm, {"weight": weight}, (row,)).sum()
+
+    return torch.vmap(torch.func.grad(loss), (None, 0))(norm.weight.detach(), x)
+
+
+def _through_autocast(norm, x):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return norm(x)
+
+
+def _with_checkpoint(norm, x):
+    leaf = x.clone().requires_grad_()
+    torch.utils.checkpoint.checkpoint(norm, leaf, use_reentrant=False).sum().backward()
+    return leaf.grad
+
+
+ROUTES = {
+    "vmap": lambda norm, x: torch.vmap(norm)(x),
+    "gradient of each row": _for_each_row,
+    "jvp": _jvp,
+    "forward mode": _forward_mode,
+    "trace": lambda norm, x: torch.jit.trace(norm, (torch.ones_like(x),))(x),
+    "export": lambda norm, x: torch.export.export(norm, (x,)).module()(x),
+    "autocast": _through_autocast,
+    "checkpoint": _with_checkpoint,
+    "inference mode": lambda norm, x: torch.inference_mode()(norm)(x),
+}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_other_ways_to_call_a_module(route):
+    norm = LlamaRMSNorm(16)
+    with torch.no_grad():
+        norm.weight.normal_()
+    x = torch.randn(4, 16)
+    own = ROUTES[route](norm, x)
+    rmsnorm.patch(norm)
+    ours = ROUTES[route](norm, x)
+    assert ours.dtype == own.dtype
+    torch.testing.assert_close(ours, own, rtol=1e-5, atol=1e-6)
+
+
+def test_a_gradient_of_a_gradient_is_refused():
+    norm = LlamaRMSNorm(16)
+    rmsnorm.patch(norm)
+    x = torch.randn(4, 16, requires_grad=True)
+    (dx,) = torch.autograd.grad(norm(x).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="gradient of the gradient"):
+        dx.sum().backward()
 
 
 def test_eps_and_weight_are_read_at_every_call():
