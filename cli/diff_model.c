@@ -79,7 +79,9 @@ static double summed(const rn_diff *d, rn_source_kind source, int sum_dtype, dou
 static void load(rn_diff *d, const rn_model *m, rn_source_kind source, int sum_dtype, int64_t row, double *u) {
   const rn_diff_input *in = d->in;
   int64_t at = m->row_base + row * m->row_step, count = d->rows * d->cols;
-  if (m->transposed) at = (row % in->heads * in->rows + row / in->heads) * d->cols;
+  /* Read as [heads, rows], or written as such. */
+  if (m->transposed == 1) at = (row % in->heads * in->rows + row / in->heads) * d->cols;
+  if (m->transposed == 2) at = (row % in->rows * in->heads + row / in->rows) * d->cols;
   for (int64_t c = 0; c < d->cols; c++) {
     if (at + c < 0 || at + c >= count) {
       u[c] = NAN;

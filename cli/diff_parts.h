@@ -102,7 +102,8 @@ struct rn_model {
   rn_source_kind source;
   int sum_dtype;
   int gate, gate_place;
-  bool centred, flush, twice, transposed;
+  bool centred, flush, twice;
+  int transposed;             /* heads and rows have changed places: 1 in x, 2 in theirs */
   int64_t row_base, row_step; /* row r begins at element row_base + r * row_step of x */
   /* statistic */
   rn_source_kind stat_source;

@@ -53,9 +53,10 @@ void rn_propose_rows(const rn_diff *d, const rn_model *from, rn_proposals *list)
   rn_diff *scratch = (rn_diff *)d;
   rn_model *m;
   if (from->row_step != d->cols || from->transposed || d->rows < 2 || from->centred) return;
-  if (d->in->heads > 1 && d->in->rows > 1 && (m = rn_propose(list, from)) != NULL) {
-    m->transposed = true;
-    rn_model_parameter(m, "heads", (double)d->in->heads);
+  if (list->entry == rn_entry_named("heads-transposed")) {
+    for (int way = 1; way <= 2 && d->in->heads > 1 && d->in->rows > 1; way++)
+      if ((m = rn_propose(list, from)) != NULL) m->transposed = way;
+    return;
   }
   propose_map(from, list, 0, 0, d->cols);
   if (d->in->residual.data || d->in->gate.data || from->weight == RN_WEIGHT_FREE) return;

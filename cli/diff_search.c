@@ -255,6 +255,8 @@ static bool accept(search *s, rn_model *m) {
   rn_confirmed c;
   if (!rn_confirm(d, m, false, &c)) return false;
   bool last = only_last_rows(d, m, &c);
+  /* Rows that lie outside of x say nothing for a stride. */
+  if (m->row_step != d->cols && c.evidence.unknown > c.evidence.elements + c.evidence.elements / 8) return false;
   if (c.match == RN_DIFF_PARTLY && !last) {
     keep_nearest(s, m, &c);
     return false;

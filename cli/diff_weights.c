@@ -164,7 +164,15 @@ void rn_propose_weights_free(const rn_diff *d, const rn_model *from, rn_proposal
     for (int64_t i = 0; i < heads * d->cols; i++) d->free_weight[i] = rn_ref_round(type, d->free_weight[i]);
     scratch->free_slack = 0;
   }
-  propose_weight(list, from, RN_WEIGHT_FREE, 0, NULL);
+  /* Another weight, and not ours with noise on it. */
+  int64_t other = 0;
+  for (int64_t h = 0; h < heads; h++) {
+    scratch->w_of = NULL;
+    rn_model_weights(scratch, from, h);
+    for (int64_t c = 0; c < d->cols; c++)
+      other += fabs(d->free_weight[h * d->cols + c] - d->w[c]) > 3 * d->close * fabs(d->w[c]);
+  }
+  if (4 * other > heads * d->cols) propose_weight(list, from, RN_WEIGHT_FREE, 0, NULL);
 }
 
 void rn_propose_weights_offset(const rn_diff *d, const rn_model *from, rn_proposals *list) {
