@@ -115,7 +115,7 @@ static int explain(rn_diff_job *j) {
   in->dresidual = whole(&j->dresidual), in->reference = whole(&j->reference), in->scale = whole(&j->scale);
   if (in->gate.data && in->numerics_given && !in->numerics.gate)
     return rn_trouble("diff", "--gate needs a preset with a gate, or none at all");
-  rn_diff_options options = {!j->no_pairs, isatty(2) && !j->json ? stderr : NULL};
+  rn_diff_options options = {!j->no_pairs, isatty(2) && !j->json && !j->quiet ? stderr : NULL};
   rn_diff_result result;
   status = rn_diff_explain(in, &options, &result);
   if (status == 0) status = rn_diff_report(j, &result);

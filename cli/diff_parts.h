@@ -194,6 +194,7 @@ struct rn_diff {
   bool *known;
   const rn_model *w_of; /* whose weights w holds, and of which head */
   int64_t w_head;
+  void *converted[4];  /* x, residual, weight, gate in the types that they are of */
   double began, drawn; /* the progress bar */
   rn_fit *target;      /* the statistic search: [samples][groups] */
   int64_t target_groups, target_groups_most;

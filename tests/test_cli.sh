@@ -249,5 +249,30 @@ expect 0 '.' 'the scales of --quant fp8-row are not kept' run x.npy -e 0 --quant
 if [ -c /dev/full ]; then
   "$rmsnorm" info >/dev/full 2>err && fail "a full disk behind stdout went unnoticed"
 fi
+# diff: x = [[1, 7], [0, 0]] again. The norm with eps 0 is [0.2, 1.4] and zeros; LayerNorm makes [-1, 1] of the first row.
+expect 0 'Examples:' '' diff --help
+expect 0 'mean-removed (input)' '' diff --list
+expect 0 '"name":"eps","kind":"statistic"' '' diff --list --json
+npy right.npy '<f4' '(2, 2)' '\315\314\114\076\063\063\263\077\000\000\000\000\000\000\000\000'
+npy layer.npy '<f4' '(2, 2)' '\000\000\200\277\000\000\200\077\000\000\000\000\000\000\000\000'
+npy other.npy '<f4' '(2, 2)' '\000\000\200\077\000\000\100\100\000\000\200\077\000\000\000\100'
+expect 0 'equal: bits equal preset' '' diff right.npy --x x.npy --eps 0
+expect 1 'this is LayerNorm' '' diff layer.npy --x x.npy --eps 0
+expect 1 '"verdict":"explained".*"names":\["mean-removed"\]' '' diff layer.npy --x x.npy --eps 0 --json
+expect 1 'not explained' '' diff other.npy --x x.npy --eps 0
+expect 1 '' '' diff other.npy --x x.npy --eps 0 --quiet
+expect 0 'same bits' '' diff right.npy --x x.npy --eps 0 --reference right.npy
+expect 1 'the reference: bits equal.*LayerNorm' '' diff layer.npy --x x.npy --eps 0 --reference right.npy
+expect 1 '.' '' diff other.npy right.npy
+expect 0 '.' '' diff right.npy right.npy
+expect 1 '"command":"diff","equal":false' '' diff other.npy right.npy --json
+expect 1 '.' '' diff layer.npy --x x.npy --eps 0 --svg where.svg
+grep -q '<svg' where.svg || fail 'diff --svg wrote no picture'
+expect 2 '' 'expected two tensors, or one and --x, found 1' diff right.npy
+expect 2 '' 'the weight has 3 elements, expected 2' diff right.npy --x x.npy --weight w3.npy
+expect 2 '' 'theirs has 2 elements, expected 4' diff w.npy --x x.npy
+expect 2 '' '--eps wants a finite number >= 0' diff right.npy --x x.npy --eps -1
+expect 2 '' '--preset wants a name' diff right.npy --x x.npy --preset unheard-of
+expect 2 '' '--quant and --scale belong together' diff right.npy --x x.npy --quant fp8-row
 [ "$failures" -eq 0 ] || { echo "$failures failures" >&2; exit 1; }
 echo "all of test_cli passed"

@@ -1,7 +1,11 @@
 /* test_diff.c - how often `rmsnorm diff` names the mistake, and how often it names one where there is none. Every entry
  * of the catalogue has a generator here; outputs come from the plain kernel of test_diff_kernel.c.
  *
- *   test_diff [FACTOR [SEED [NAME]]]   FACTOR: how many times the cases of the usual run, 1; 40 for docs/diagnosis.md
+ *   test_diff [FACTOR [SEED [NAME]]]
+ *
+ * FACTOR says how many cases: 1 is the usual run; 0 a brief one, for instrumented and emulated builds; 35 that of
+ * docs/diagnosis.md (10500 cases without a mistake). NAME: that hypothesis alone, or none, gradients, quantised, pairs,
+ * false.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "test_diff_kernel.h"
@@ -334,7 +338,7 @@ static bool named(const rn_diff_result *r, const char *name) {
   return false;
 }
 
-static bool verbose;
+static bool verbose, brief;
 
 static void tell(const char *what, int kind, const instance *i, uint64_t seed, const rn_diff_result *r) {
   if (verbose)
@@ -348,7 +352,7 @@ static counts singles(int each, uint64_t seed, const char *only) {
   counts total = {0, 0};
   for (int g = 0; g < GENERATORS; g++)
     for (int kind = 0; kind < 5; kind++) {
-      if (!suits(&generators[g], kind)) continue;
+      if (!suits(&generators[g], kind) || (brief && (g + kind) % 4 != 0)) continue;
       const char *name = generators[g].name;
       if (only && strcmp(only, name ? name : "none") != 0) continue;
       counts here = {0, 0};
@@ -620,7 +624,7 @@ int main(int argc, char **argv) {
   int factor = argc > 1 ? atoi(argv[1]) : 1;
   uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 0) : 1;
   const char *only = argc > 3 ? argv[3] : NULL;
-  verbose = true;
+  verbose = true, brief = factor == 0;
   setvbuf(stdout, NULL, _IOLBF, 0);
   printf("seed %" PRIu64 "\n", seed);
   struct {
@@ -633,12 +637,12 @@ int main(int argc, char **argv) {
                {"two mistakes both named", {0, 0}, 0.9, 1},
                {"false explanations", {0, 0}, 0, 0.001}};
   bool all = !only;
-  if (all || strcmp(only, "gradients") == 0) part[1].c = gradients(factor, seed);
-  if (all || strcmp(only, "quantised") == 0) part[2].c = quantised(factor, seed);
-  if (all || strcmp(only, "pairs") == 0) part[3].c = pairs(20 * factor, seed);
-  if (all || strcmp(only, "false") == 0) part[4].c = false_positives(300 * factor, seed);
+  if (all || strcmp(only, "gradients") == 0) part[1].c = gradients(brief ? 1 : factor, seed);
+  if (all || strcmp(only, "quantised") == 0) part[2].c = quantised(brief ? 1 : factor, seed);
+  if (all || strcmp(only, "pairs") == 0) part[3].c = pairs(brief ? 4 : 20 * factor, seed);
+  if (all || strcmp(only, "false") == 0) part[4].c = false_positives(brief ? 50 : 300 * factor, seed);
   if (all || part[1].c.cases + part[2].c.cases + part[3].c.cases + part[4].c.cases == 0)
-    part[0].c = singles(factor, seed, only);
+    part[0].c = singles(brief ? 1 : factor, seed, only);
   bool good = true;
   for (int p = 0; p < 5; p++) {
     double share = part[p].c.cases ? (double)part[p].c.hits / part[p].c.cases : part[p].least;
