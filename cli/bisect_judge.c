@@ -272,6 +272,11 @@ static rn_finding judge(rn_judge *j, const rn_norm *norm, norm_data *d, rn_walk 
   }
   d->weight_spec = weight_spec(j, norm);
   if (d->weight_spec != NULL && !read_tensor(j, d->weight_spec, &d->weight)) return trouble(norm);
+  if (d->weight_spec == NULL && j->model->files.count > 0) {
+    fprintf(stderr, "note: the model has no weight for the norm ");
+    rn_print_name(stderr, norm->name);
+    fprintf(stderr, ", which is judged without one. Try: --weight PATTERN\n");
+  }
   const rn_convention *c = convention(j, norm, d);
   rn_finding finding = judge_side(j, norm, d, side, c, &r);
   /* A mistake that the reference makes as well is none of this side's. */

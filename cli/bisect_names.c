@@ -194,10 +194,15 @@ int rn_name_order(const char *a, const char *b) {
   return strcmp(whole_a, whole_b); /* 01 and 1 */
 }
 
-/* The next character that counts, separators and the s of "layers" left out. */
+/* The next character that counts: separators, the s of "layers" and zeros that lead a number are left out. */
 static int next_alike(const char **at, const char *whole) {
   for (;; (*at)++) {
     if (**at != 0 && strchr("._-/", **at) != NULL) continue;
+    const bool leads = *at == whole || !isdigit((unsigned char)(*at)[-1]);
+    if (**at == '0' && leads && isdigit((unsigned char)(*at)[1])) {
+      whole = *at + 1; /* the next digit leads as well */
+      continue;
+    }
     if (**at == 's' && *at - whole >= 5 && strncmp(*at - 5, "layer", 5) == 0) continue;
     return **at == 0 ? 0 : tolower((unsigned char)*(*at)++);
   }

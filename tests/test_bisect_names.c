@@ -76,6 +76,9 @@ static void test_spellings(void **unused) {
   assert_false(rn_name_is_sandwich("blk.0.post_attention_norms") || rn_name_is_sandwich(""));
   assert_true(rn_name_alike("layer_3_input_layernorm", "layers.3.input_layernorm"));
   assert_false(rn_name_alike("layer_3_input_layernorm", "layers.13.input_layernorm"));
+  assert_true(rn_name_alike("layer_003_input_layernorm", "layers.3.input_layernorm"));
+  assert_true(rn_name_alike("layer_0_n", "layers.0.n") && rn_name_alike("00", "0"));
+  assert_false(rn_name_alike("layer_10_n", "layers.1.n") || rn_name_alike("layer_30_n", "layers.3.n"));
   assert_false(rn_name_alike("layer_3", "layer_3_input") || rn_name_alike("a", "b"));
 }
 
