@@ -68,6 +68,21 @@ def hidden_pointers(target, asm, known):
     return len(every) - known
 
 
+# Bytes of local memory that a program may have.
+LOCAL = {"sm_80": 166912, "sm_89": 101376, "sm_90": 232448, "sm_100": 232448, "sm_120": 101376}
+SIZES = {1: 4, 2: 2, 3: 2}  # of an rmsnorm_dtype
+
+
+def constants_for(target, variant):
+    """Rows are fetched ahead into local memory where there is enough of it; on AMD they are not."""
+    constants = dict(variant.constants)
+    if constants.get("STAGES", 1) > 1:
+        row = constants["P"] * constants["W"] * constants["J"] * SIZES[variant.type]
+        if target.startswith("gfx") or constants["STAGES"] * 2 * row + 4096 > LOCAL[target]:
+            constants["STAGES"] = 1
+    return constants
+
+
 def build(target, variant, ttir=None):
     """(bytes of the binary, its entry of the manifest, its texts). `ttir`: a file with what the front end made of it
     for another target of the same maker; the target has no part in that."""
@@ -83,7 +98,7 @@ def build(target, variant, ttir=None):
     at = {name: i for i, name in enumerate(variant.kernel.arg_names)}
     attrs = {(at[n],): [["tt.divisibility", align]] for n, _, align in parameters if align > 1}
     source = ASTSource(fn=variant.kernel, signature={n: signature[n] for n in variant.kernel.arg_names},
-                       constexprs=dict(variant.constants), attrs=attrs)
+                       constexprs=constants_for(target, variant), attrs=attrs)
     options = {"num_warps": variant.warps(gpu.warp_size), "num_ctas": 1, "enable_fp_fusion": False}
     options |= {"enable_reflect_ftz": False} if cuda else {"allow_flush_denorm": False}
     if cuda and variant.registers:
@@ -115,11 +130,11 @@ def build_one(task):
     entries, front = [], {}
     with tempfile.TemporaryDirectory() as folder:
         for target in targets:
-            maker = target[:2]
-            binary, entry, texts = build(target, VARIANTS[index], front.get(maker))
-            if maker not in front:
-                front[maker] = Path(folder) / f"{maker}.ttir"
-                front[maker].write_text(texts["ttir"])
+            source = target[:2] + str(constants_for(target, VARIANTS[index]).get("STAGES", ""))
+            binary, entry, texts = build(target, VARIANTS[index], front.get(source))
+            if source not in front:
+                front[source] = Path(folder) / f"{source}.ttir"
+                front[source].write_text(texts["ttir"])
             (out / entry["file"]).write_bytes(binary)
             if keep_text:
                 text = texts["ptx"] if "ptx" in texts else texts["amdgcn"]

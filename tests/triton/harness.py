@@ -138,6 +138,10 @@ class Case:
                     values *= 8
                 if p.special and name == "x":
                     values = special_rows(values, rng, dtype)
+                if p.special and name in ("x", "dy", "residual"):  # zeros of both signs, here and there, and in one row
+                    zero = np.where(rng.random(values.shape) < 0.5, np.float32(0.0), np.float32(-0.0))
+                    values = np.where(rng.random(values.shape) < 0.1, zero, values)
+                    values[-1, -1] = zero[-1, -1]
                 self.inputs[name] = self._tensor(dtype)
                 with np.errstate(all="ignore"):
                     self.inputs[name].view[:] = encode(values, dtype)

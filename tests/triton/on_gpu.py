@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """on_gpu.py - the kernels on a GPU, with torch: bits against portable on the CPU, and time against a copy.
 
-    RMSNORM_LIBRARY=build/librmsnorm.so python3 tests/triton/on_gpu.py [check] [time] [stages]
+    RMSNORM_LIBRARY=build/librmsnorm.so python3 tests/triton/on_gpu.py [check] [time] [sweep]
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -149,31 +149,36 @@ def measure(shapes, dtype=torch.bfloat16, elements=1 << 28):
         print(line, flush=True)
 
 
-def stages():
-    """Which number of stages and threads suits backward: for the table of variants."""
-    pool = [torch.randn(1 << 27, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
-    for n in (512, 1024, 2048, 3072, 4096, 5120, 8192, 12288, 16384):
-        rows = (1 << 27) // n
-        x, dy, dx = (p[:rows * n].view(rows, n) for p in pool)
-        w, rstd = torch.rand(n, device="cuda").bfloat16(), rms_norm(x)[1]
-        lanes = tensors.lanes_of(n)
-        v = tensors.find("backward_rows", 3, lanes, -(-n // lanes))
-        before = dict(v.constants), v.threads, v.registers
-        line = f"{n:7d} us"
-        for stage in (1, 2, 3):
-            for threads in (v.threads // 2, v.threads, v.threads * 2):
-                for registers in (0, 128):
-                    if not 32 <= threads <= 1024:
-                        continue
-                    v.constants["STAGES"], v.threads, v.registers = stage, threads, registers
-                    try:
-                        us = timed(lambda i: rms_norm_backward(dy, x, w, rstd, dx=dx), 1, 4)
-                        line += f"  s{stage} t{threads} r{registers}: {us:.0f}"
-                    except Exception as error:
-                        line += f"  s{stage} t{threads} r{registers}: {type(error).__name__}"
-                    v.constants.update(before[0])
-                    v.threads, v.registers = before[1:]
-        print(line, flush=True)
+def sweep(shapes=(1024, 4096, 8192, 16384), elements=1 << 27):
+    """us of other numbers of threads, registers and stages than those of the table, which stand first in each line."""
+    pool = [torch.randn(elements, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+    for n in shapes:
+        x, dy, dx = (p[:elements // n * n].view(-1, n) for p in pool)
+        w, lanes = torch.rand(n, device="cuda").bfloat16(), tensors.lanes_of(n)
+        rstd = rms_norm(x)[1]
+        works = {"forward_row": (lambda: rms_norm(x, w, out=dx), [(0, 1, 0), (0, 1, 96), (0, 0.5, 0), (0, 0.5, 128)]),
+                 "backward_rows": (lambda: rms_norm_backward(dy, x, w, rstd, dx=dx),
+                                   [(1, 1, 0), (1, 1, 128), (1, 2, 0), (2, 1, 0), (2, 1, 128), (2, 2, 0), (2, 2, 80),
+                                    (3, 1, 0)])}
+        for family, (run, others) in works.items():
+            v = tensors.find(family, 3, lanes, -(-n // lanes), 0 if family == "forward_row" else None)
+            table = v.constants.get("STAGES", 0), v.threads, v.registers
+            line = f"{family} {n}:"
+            for stage, factor, registers in [(table[0], 1, table[2]), *others]:
+                threads = int(table[1] * factor)
+                if not 32 <= threads <= 1024:
+                    continue
+                if stage:
+                    v.constants["STAGES"] = stage
+                v.threads, v.registers = threads, registers
+                try:
+                    line += f"  s{stage} t{threads} r{registers} {timed(lambda i: run(), 1, 4):.0f}"
+                except Exception as error:
+                    line += f"  s{stage} t{threads} r{registers} {type(error).__name__}"
+            if table[0]:
+                v.constants["STAGES"] = table[0]
+            v.threads, v.registers = table[1:]
+            print(line, flush=True)
 
 
 if __name__ == "__main__":
@@ -183,7 +188,7 @@ if __name__ == "__main__":
     if "time" in what:
         measure([64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 5120, 6144, 8192, 12288, 16384, 32768, 65536,
                  131072, 262144])
-    if "stages" in what:
-        stages()
+    if "sweep" in what:
+        sweep()
     print(f"{time.time() - started:.0f} s, {len(variants.VARIANTS)} variants in the table")
     sys.exit(bool(failed))

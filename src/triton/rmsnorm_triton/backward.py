@@ -28,14 +28,16 @@ from .canonical import (
     isqrt,
     levels_of,
     magnitude,
+    negated,
     negative_zero,
     ordinary,
     pairwise,
     present,
     rescue_exponent,
     rescued,
+    widen_again,
 )
-from .forward import fetch_weight, widen_weight
+from .forward import fetch_weight, place, widen_weight
 
 RUN_TIME = ["units", "heads", "weight_type", "chunks", "unit_rows"]
 
@@ -110,6 +112,43 @@ def statistic(x, mask, group_cols, missing, divisor, eps, W: tl.constexpr, J: tl
     return power, r
 
 
+@triton.jit
+def xhat_of(x, power, r, SIMPLE: tl.constexpr):
+    """SIMPLE: no row here is rescued, the power is 1."""
+    if SIMPLE:
+        return x * r
+    else:
+        return (x * power) * r
+
+
+@triton.jit
+def row_of(xs, dys, ws, sums, incoming, has_incoming, into, power, r, divisor, group_cols, live, has_dx,
+           SIMPLE: tl.constexpr, P: tl.constexpr, W: tl.constexpr, J: tl.constexpr):
+    """dx of P rows, stored, and their products added to the sums of dweight, which it returns."""
+    T: tl.constexpr = into.dtype.element_ty
+    lanes = tl.zeros([P, W], tl.float32)
+    next_sums = ()
+    for j in tl.static_range(J):
+        xhat = xhat_of(xs[j].to(tl.float32), power, r, SIMPLE)
+        g = dys[j].to(tl.float32)
+        lanes = tl.fma(g * ws[j], xhat, lanes)
+        next_sums = next_sums + (tl.fma(g, xhat, sums[j]),)
+    by_dot = negated(tl.math.div_rn(pairwise(lanes), divisor))[:, None]
+    mores = ()
+    for j in tl.static_range(J):
+        col = j * W + tl.arange(0, W)[None, :]
+        mask = (col < group_cols) & live & has_incoming
+        mores = mores + (tl.load(incoming + col, mask=mask, other=negative_zero().to(T)),)
+    for j in tl.static_range(J):
+        col = j * W + tl.arange(0, W)[None, :]
+        k = tl.fma(xhat_of(widen_again(xs[j]), power, r, SIMPLE), by_dot, widen_again(dys[j]) * ws[j])
+        du = r * k
+        if SIMPLE == 0:
+            du = du * power
+        tl.store(into + col, (du + mores[j].to(tl.float32)).to(T), mask=(col < group_cols) & live & has_dx)
+    return next_sums
+
+
 @triton.jit(do_not_specialize=RUN_TIME)
 def backward_rows(x, weight, dy, dresidual_out, dx, rstd_in, partials,
                   x_row_stride, x_head_stride, dy_row_stride, dy_head_stride, dresidual_out_row_stride,
@@ -123,9 +162,16 @@ def backward_rows(x, weight, dy, dresidual_out, dx, rstd_in, partials,
     has_rstd = present(rstd_in)
     absent = negative_zero().to(T)
     lane = tl.arange(0, W)[None, :]
+    ws = ()
+    for j in tl.static_range(J):
+        col = j * W + lane
+        w = fetch_weight(weight, weight_type, col, col < group_cols)
+        w = widen_weight(w, weight, weight_type, weight_offset, col, col < group_cols)
+        # 1 past the last column: t is +0 there, xhat -0, and adding their product changes nothing.
+        ws = ws + (tl.where(col < group_cols, w, 1.0),)
+
     for chunk in range(tl.program_id(0), chunks, tl.num_programs(0)):
         members = chunk_rows(chunk, units, chunks, unit_rows)
-
         sums = ()
         for j in tl.static_range(J):
             sums = sums + (tl.zeros([P, W], tl.float32),)
@@ -134,10 +180,11 @@ def backward_rows(x, weight, dy, dresidual_out, dx, rstd_in, partials,
             member = i + tl.arange(0, P)
             unit = (member // unit_rows * chunks + chunk) * unit_rows + member % unit_rows
             live = member < members
-            token = (unit // heads).to(tl.int64)
-            head = (unit % heads).to(tl.int64)
+            token, head, _ = place(unit, heads, 1)
             x_row = x + (token * x_row_stride + head * x_head_stride)[:, None]
             dy_row = dy + (token * dy_row_stride + head * dy_head_stride)[:, None]
+            incoming = dresidual_out + (token * dresidual_out_row_stride + head * dresidual_out_head_stride)[:, None]
+            into = dx + (token * dx_row_stride + head * dx_head_stride)[:, None]
             xs = ()
             dys = ()
             for j in tl.static_range(J):
@@ -152,45 +199,13 @@ def backward_rows(x, weight, dy, dresidual_out, dx, rstd_in, partials,
                 power2, r2 = statistic(x_row, live[:, None], group_cols, missing, divisor, eps, W, J)
                 power = tl.where(missing, power2, power)
                 r = tl.where(missing, r2, r)
-            r = tl.where(live, r, 1.0)[:, None]
-            power = power[:, None]
-
-            lanes = tl.zeros([P, W], tl.float32)
-            next_sums = ()
-            for j in tl.static_range(J):
-                xhat = (xs[j].to(tl.float32) * power) * r
-                g = dys[j].to(tl.float32)
-                col = j * W + lane
-                w = fetch_weight(weight, weight_type, col, col < group_cols)
-                w = widen_weight(w, weight, weight_type, weight_offset, col, col < group_cols)
-                # 1 past the last column: t is +0 there, xhat -0, and adding their product changes nothing.
-                w = tl.where(col < group_cols, w, 1.0)
-                lanes = tl.fma(g * w, xhat, lanes)
-                next_sums = next_sums + (tl.fma(g, xhat, sums[j]),)
-            sums = next_sums
-            by_dot = tl.math.div_rn(pairwise(lanes), divisor)[:, None]
-            into = dx + (token * dx_row_stride + head * dx_head_stride)[:, None]
-            incoming = dresidual_out + (token * dresidual_out_row_stride + head * dresidual_out_head_stride)[:, None]
-            # Read again, out of the first cache: kept in registers until the dot is known, x and dy would leave no
-            # room for the sums of dweight.
-            xs = ()
-            dys = ()
-            mores = ()
-            for j in tl.static_range(J):
-                col = j * W + lane
-                mask = (col < group_cols) & live[:, None]
-                xs = xs + (tl.load(x_row + col, mask=mask, other=0.0),)
-                dys = dys + (tl.load(dy_row + col, mask=mask, other=0.0),)
-                mores = mores + (tl.load(incoming + col, mask=mask & has_incoming, other=absent),)
-            for j in tl.static_range(J):
-                col = j * W + lane
-                mask = (col < group_cols) & live[:, None]
-                w = fetch_weight(weight, weight_type, col, mask)
-                w = widen_weight(w, weight, weight_type, weight_offset, col, mask)
-                xhat = (xs[j].to(tl.float32) * power) * r
-                k = tl.fma(-xhat, by_dot, dys[j].to(tl.float32) * w)
-                dh = (r * k) * power + mores[j].to(tl.float32)
-                tl.store(into + col, dh.to(T), mask=mask & has_dx)
+            r = tl.where(live, r, 1.0)
+            if tl.max((power != 1.0).to(tl.int32), 0) == 0:
+                sums = row_of(xs, dys, ws, sums, incoming, has_incoming, into, power[:, None], r[:, None], divisor,
+                              group_cols, live[:, None], has_dx, True, P, W, J)
+            else:
+                sums = row_of(xs, dys, ws, sums, incoming, has_incoming, into, power[:, None], r[:, None], divisor,
+                              group_cols, live[:, None], has_dx, False, P, W, J)
 
         if present(partials):
             for j in tl.static_range(J):

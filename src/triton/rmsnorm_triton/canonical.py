@@ -35,6 +35,12 @@ def negative_zero():
     return tl.full((), -0x80000000, tl.int32).to(tl.float32, bitcast=True)
 
 
+@triton.jit
+def negated(v):
+    """-v, by its sign bit: Triton's own minus is 0 - v, which makes +0 of both zeros."""
+    return (v.to(tl.int32, bitcast=True) ^ -0x80000000).to(tl.float32, bitcast=True)
+
+
 @triton.constexpr_function
 def levels_of(n):
     """log2 of a power of two."""
@@ -108,6 +114,16 @@ def round_to(v, dtype):
     """v rounded to the type of that code and widened again; any other code leaves it alone. A run-time value."""
     narrow = tl.where(dtype == BF16, v.to(tl.bfloat16).to(tl.float32), v.to(tl.float16).to(tl.float32))
     return tl.where(dtype > F32, narrow, v)
+
+
+@triton.jit
+def widen_again(raw):
+    """raw.to(float32) in other words: the compiler would keep what it has widened before, for as long as the dot takes,
+    in twice the registers."""
+    if raw.dtype == tl.bfloat16:
+        return (raw.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    else:
+        return raw.to(tl.float32)
 
 
 @triton.jit

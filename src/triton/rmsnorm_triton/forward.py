@@ -36,6 +36,7 @@ from .canonical import (
     present,
     rescue_exponent,
     rescued,
+    widen_again,
 )
 
 # Counts and switches: a compilation for each value of these would be one for each number of rows. (Strides and lengths
@@ -45,9 +46,16 @@ RUN_TIME = ["units", "heads", "groups", "weight_type", "round_sum", "round_xhat"
 
 @triton.jit
 def place(unit, heads, groups):
-    """(token, head, group) of a unit."""
-    line = unit // groups
-    return (line // heads).to(tl.int64), (line % heads).to(tl.int64), (unit % groups).to(tl.int64)
+    """(token, head, group) of a unit. Two divisions a row are worth a branch where rows are short."""
+    token = unit.to(tl.int64)
+    head = token * 0
+    group = token * 0
+    if (heads != 1) | (groups != 1):
+        line = unit // groups
+        token = (line // heads).to(tl.int64)
+        head = (line % heads).to(tl.int64)
+        group = (unit % groups).to(tl.int64)
+    return token, head, group
 
 
 @triton.jit
@@ -94,6 +102,48 @@ def load_sum(x, residual, at, mask, has_residual, rounds_sum, HAS_RESIDUAL: tl.c
     return u
 
 
+@triton.jit
+def is_simple(weight, weight_type, weight_offset):
+    """A weight of the kernel's type, or none, and no offset: what is worth code of its own."""
+    plain = weight_offset.to(tl.int32, bitcast=True) == -0x80000000  # -0
+    if weight.dtype.element_ty != tl.float32:
+        plain = plain & (weight_type != F32)
+    return plain
+
+
+@triton.jit
+def normed(u, raw_weight, power, r, round_xhat, weight, weight_type, weight_offset, at_weight, mask,
+           SIMPLE: tl.constexpr, ROUND: tl.constexpr, T: tl.constexpr):
+    """v [1.5]. Memory leaves time for some 20 instructions an element: where nothing asks for them (SIMPLE, for rows
+    that are not rescued, too), the power, the offset and the switches are left out."""
+    if SIMPLE:
+        xhat = widen_again(u) * r
+        w = raw_weight.to(tl.float32)
+        if ROUND:
+            # The offset is -0 here and changes nothing, but without it the product of two narrow numbers, rounded to a
+            # narrow one, would be made in that type: another result where it is subnormal.
+            return xhat.to(T).to(tl.float32) * (weight_offset + w)
+        return xhat * w
+    else:
+        xhat = rounded((widen_again(u) * power) * r, round_xhat > F32, T)
+        return xhat * widen_weight(raw_weight, weight, weight_type, weight_offset, at_weight, mask)
+
+
+@triton.jit
+def store_row(y, residual_out, keeps_sum, us, ws, power, r, round_xhat, weight, weight_type, weight_offset, at_weight,
+              group_cols, live, SIMPLE: tl.constexpr, ROUND: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+              W: tl.constexpr, J: tl.constexpr):
+    T: tl.constexpr = y.dtype.element_ty
+    for j in tl.static_range(J):
+        col = j * W + tl.arange(0, W)[None, :]
+        mask = (col < group_cols) & live
+        v = normed(us[j], ws[j], power, r, round_xhat, weight, weight_type, weight_offset, at_weight + col, mask,
+                   SIMPLE, ROUND, T)
+        if HAS_RESIDUAL:
+            tl.store(residual_out + col, us[j].to(T), mask=mask & keeps_sum)
+        tl.store(y + col, v.to(T), mask=mask)
+
+
 @triton.jit(do_not_specialize=RUN_TIME)
 def forward_row(x, residual, weight, y, residual_out, rstd_out,
                 x_row_stride, x_head_stride, residual_row_stride, residual_head_stride, y_row_stride, y_head_stride,
@@ -133,16 +183,17 @@ def forward_row(x, residual, weight, y, residual_out, rstd_out,
     r = isqrt(v)
     rstd = r
     bad = (ordinary(v) == 0) & (unit < units)
-    if tl.max(bad.to(tl.int32), 0) != 0:  # rare: squares overflowed or vanished, or something is not finite
+    any_bad = tl.max(bad.to(tl.int32), 0)
+    if any_bad != 0:  # rare: squares overflowed or vanished, or something is not finite
         most = tl.zeros([R, W], tl.int32)
         for j in tl.static_range(J):
-            most = tl.maximum(most, magnitude(us[j].to(tl.float32)))
+            most = tl.maximum(most, magnitude(widen_again(us[j])))
         greatest = tl.max(most, 1)
         e = rescue_exponent(greatest, eps)
         scale = exp2i(-e)[:, None]
         again = tl.zeros([R, W], tl.float32)
         for j in tl.static_range(J):
-            scaled = us[j].to(tl.float32) * scale
+            scaled = widen_again(us[j]) * scale
             again = tl.fma(scaled, scaled, again)
         power2, r2, rstd2 = rescued(greatest, pairwise(again), e, divisor, eps)
         power = tl.where(bad, power2, power)
@@ -152,29 +203,30 @@ def forward_row(x, residual, weight, y, residual_out, rstd_out,
     power = power[:, None]
     tl.store(rstd_out + unit, rounded(rstd, round_rstd > F32, T), mask=(unit < units) & present(rstd_out))
 
-    for j in tl.static_range(J):
-        col = j * W + lane
-        mask = (col < group_cols) & live
-        w = widen_weight(ws[j], weight, weight_type, weight_offset, at_weight + col, mask)
-        xhat = rounded((us[j].to(tl.float32) * power) * r, round_xhat > F32, T)
-        if HAS_RESIDUAL:
-            tl.store(residual_out + col, us[j].to(T), mask=mask & keeps_sum)
-        tl.store(y + col, (xhat * w).to(T), mask=mask)
+    if is_simple(weight, weight_type, weight_offset) & (any_bad == 0):
+        if (round_xhat > F32) & (T != tl.float32):
+            store_row(y, residual_out, keeps_sum, us, ws, power, r, round_xhat, weight, weight_type, weight_offset,
+                      at_weight, group_cols, live, True, True, HAS_RESIDUAL, W, J)
+        else:
+            store_row(y, residual_out, keeps_sum, us, ws, power, r, round_xhat, weight, weight_type, weight_offset,
+                      at_weight, group_cols, live, True, False, HAS_RESIDUAL, W, J)
+    else:
+        store_row(y, residual_out, keeps_sum, us, ws, power, r, round_xhat, weight, weight_type, weight_offset,
+                  at_weight, group_cols, live, False, False, HAS_RESIDUAL, W, J)
 
 
 @triton.jit
-def long_sum(x, residual, group_cols, lanes, scale, has_residual, rounds_sum, HAS_RESIDUAL: tl.constexpr,
-             T: tl.constexpr, U: tl.constexpr):
-    """The canonical sum of (u * scale)^2 of a row too long for registers, and the bits of its greatest |u|.
+def long_sum(x, residual, group_cols, lanes, scale, has_residual, rounds_sum, SCALED: tl.constexpr,
+             HAS_RESIDUAL: tl.constexpr, W: tl.constexpr, U: tl.constexpr):
+    """The canonical sum of squares of a row too long for registers; SCALED: of (u * scale)^2.
 
-    T lanes at a time are finished, U elements of each under way, and folded to one number; those are folded in the end.
+    W lanes at a time are finished, U elements of each under way, and folded to one number; those are folded in the end.
     """
-    PARTS: tl.constexpr = 65536 // T
-    lane = tl.arange(0, T)[None, :]
-    parts = tl.broadcast_to(negative_zero(), [1, PARTS])  # -0: what is not there changes no bit, not even that of a -0
-    most = tl.zeros([1, T], tl.int32)
-    for first in range(0, lanes, T):
-        sums = tl.zeros([1, T], tl.float32)
+    PARTS: tl.constexpr = 65536 // W
+    lane = tl.arange(0, W)[None, :]
+    parts = tl.broadcast_to(negative_zero(), [1, PARTS])  # what is not there changes no bit, not even that of a -0
+    for first in range(0, lanes, W):
+        sums = tl.zeros([1, W], tl.float32)
         for start in range(first, group_cols, lanes * U):
             us = ()
             for k in tl.static_range(U):
@@ -182,10 +234,45 @@ def long_sum(x, residual, group_cols, lanes, scale, has_residual, rounds_sum, HA
                 us = us + (load_sum(x, residual, col, col < group_cols, has_residual, rounds_sum, HAS_RESIDUAL),)
             for k in tl.static_range(U):
                 wide = us[k].to(tl.float32)
-                most = tl.maximum(most, magnitude(wide))
-                sums = tl.fma(wide * scale, wide * scale, sums)
-        parts = tl.where(tl.arange(0, PARTS)[None, :] == first // T, pairwise(sums)[:, None], parts)
-    return tl.sum(pairwise(parts), 0), tl.max(tl.max(most, 1), 0)
+                if SCALED:
+                    wide = wide * scale
+                sums = tl.fma(wide, wide, sums)
+        parts = tl.where(tl.arange(0, PARTS)[None, :] == first // W, pairwise(sums)[:, None], parts)
+    return tl.sum(pairwise(parts), 0)
+
+
+@triton.jit
+def long_greatest(x, residual, group_cols, has_residual, rounds_sum, HAS_RESIDUAL: tl.constexpr, W: tl.constexpr):
+    """The bits of the greatest |u|."""
+    most = tl.zeros([W], tl.int32)
+    for start in range(0, group_cols, W):
+        col = start + tl.arange(0, W)
+        u = load_sum(x, residual, col, col < group_cols, has_residual, rounds_sum, HAS_RESIDUAL)
+        most = tl.maximum(most, magnitude(u.to(tl.float32)))
+    return tl.max(most, 0)
+
+
+@triton.jit
+def store_long(y, residual_out, keeps_sum, x, residual, has_residual, rounds_sum, power, r, round_xhat, weight,
+               weight_type, weight_offset, at_weight, group_cols, SIMPLE: tl.constexpr, ROUND: tl.constexpr,
+               HAS_RESIDUAL: tl.constexpr, W: tl.constexpr, U: tl.constexpr):
+    T: tl.constexpr = y.dtype.element_ty
+    lane = tl.arange(0, W)
+    for start in range(0, group_cols, W * U):
+        us = ()
+        ws = ()
+        for k in tl.static_range(U):
+            col = start + k * W + lane
+            ws = ws + (fetch_weight(weight, weight_type, at_weight + col, col < group_cols),)
+            us = us + (load_sum(x, residual, col, col < group_cols, has_residual, rounds_sum, HAS_RESIDUAL),)
+        for k in tl.static_range(U):
+            col = start + k * W + lane
+            mask = col < group_cols
+            v = normed(us[k], ws[k], power, r, round_xhat, weight, weight_type, weight_offset, at_weight + col, mask,
+                       SIMPLE, ROUND, T)
+            if HAS_RESIDUAL:
+                tl.store(residual_out + col, us[k].to(T), mask=mask & keeps_sum)
+            tl.store(y + col, v.to(T), mask=mask)
 
 
 @triton.jit(do_not_specialize=RUN_TIME)
@@ -198,6 +285,7 @@ def forward_long(x, residual, weight, y, residual_out, rstd_out,
     T: tl.constexpr = x.dtype.element_ty
     has_residual = present(residual)
     keeps_sum = present(residual_out)
+    rounds_sum = round_sum > F32
     unit = tl.program_id(0)
     token, head, group = place(unit, heads, groups)
     first = group * group_cols
@@ -205,44 +293,29 @@ def forward_long(x, residual, weight, y, residual_out, rstd_out,
     y += token * y_row_stride + head * y_head_stride + first
     residual += token * residual_row_stride + head * residual_head_stride + first
     residual_out += token * residual_out_row_stride + head * residual_out_head_stride + first
-    weight_at = head * weight_head_stride + group * weight_group_stride
+    at_weight = head * weight_head_stride + group * weight_group_stride
 
-    # At most twice: an ordinary row is done after the first sum, any other one is summed again, scaled.
-    attempts = tl.full((), 0, tl.int32)
-    going = tl.full((), 1, tl.int32)
-    scale = tl.full((), 1.0, tl.float32)
-    total = tl.full((), 0.0, tl.float32)
-    greatest = tl.full((), 0, tl.int32)
-    e = tl.full((), 0, tl.int32)
-    while going != 0:
-        total, greatest = long_sum(x, residual, group_cols, lanes, scale, has_residual, round_sum > F32,
-                                   HAS_RESIDUAL, W, U)
-        attempts += 1
-        done = (attempts == 2) | ordinary(tl.math.div_rn(total, divisor) + eps)
-        going = tl.where(done, 0, 1)
-        e = tl.where(done, e, rescue_exponent(greatest, eps))
-        scale = tl.where(done, scale, exp2i(-e))
-    power, r, rstd = rescued(greatest, total, e, divisor, eps)
-    plain = isqrt(tl.math.div_rn(total, divisor) + eps)
-    power = tl.where(attempts == 1, 1.0, power)
-    r = rounded(tl.where(attempts == 1, plain, r), round_rstd > F32, T)
-    rstd = rounded(tl.where(attempts == 1, plain, rstd), round_rstd > F32, T)
+    total = long_sum(x, residual, group_cols, lanes, 1.0, has_residual, rounds_sum, False, HAS_RESIDUAL, W, U)
+    v = tl.math.div_rn(total, divisor) + eps
+    power = tl.full((), 1.0, tl.float32)
+    r = isqrt(v)
+    rstd = r
+    bad = ordinary(v) == 0
+    if bad:  # rare: squares overflowed or vanished, or something is not finite
+        greatest = long_greatest(x, residual, group_cols, has_residual, rounds_sum, HAS_RESIDUAL, W)
+        e = rescue_exponent(greatest, eps)
+        again = long_sum(x, residual, group_cols, lanes, exp2i(-e), has_residual, rounds_sum, True, HAS_RESIDUAL, W, 1)
+        power, r, rstd = rescued(greatest, again, e, divisor, eps)
+    r = rounded(r, round_rstd > F32, T)
     if present(rstd_out):
-        tl.store(rstd_out + unit, rstd)
-
-    lane = tl.arange(0, W)
-    for start in range(0, group_cols, W * U):
-        us = ()
-        ws = ()
-        for k in tl.static_range(U):
-            col = start + k * W + lane
-            ws = ws + (fetch_weight(weight, weight_type, weight_at + col, col < group_cols),)
-            us = us + (load_sum(x, residual, col, col < group_cols, has_residual, round_sum > F32, HAS_RESIDUAL),)
-        for k in tl.static_range(U):
-            col = start + k * W + lane
-            mask = col < group_cols
-            w = widen_weight(ws[k], weight, weight_type, weight_offset, weight_at + col, mask)
-            xhat = rounded((us[k].to(tl.float32) * power) * r, round_xhat > F32, T)
-            if HAS_RESIDUAL:
-                tl.store(residual_out + col, us[k].to(T), mask=mask & keeps_sum)
-            tl.store(y + col, (xhat * w).to(T), mask=mask)
+        tl.store(rstd_out + unit, rounded(rstd, round_rstd > F32, T))
+    if is_simple(weight, weight_type, weight_offset) & (bad == 0):
+        if (round_xhat > F32) & (T != tl.float32):
+            store_long(y, residual_out, keeps_sum, x, residual, has_residual, rounds_sum, power, r, round_xhat, weight,
+                       weight_type, weight_offset, at_weight, group_cols, True, True, HAS_RESIDUAL, W, U)
+        else:
+            store_long(y, residual_out, keeps_sum, x, residual, has_residual, rounds_sum, power, r, round_xhat, weight,
+                       weight_type, weight_offset, at_weight, group_cols, True, False, HAS_RESIDUAL, W, U)
+    else:
+        store_long(y, residual_out, keeps_sum, x, residual, has_residual, rounds_sum, power, r, round_xhat, weight,
+                   weight_type, weight_offset, at_weight, group_cols, False, False, HAS_RESIDUAL, W, 1)

@@ -13,7 +13,7 @@ import triton
 
 from .anytype import load_act, load_any, load_s, store_any
 from .backward import chunk_rows
-from .canonical import F32, RSTD_MAX, RSTD_MIN, negative_zero, pairwise, present, round_to
+from .canonical import F32, RSTD_MAX, RSTD_MIN, negated, negative_zero, pairwise, present, round_to
 from .gate import dact
 from .general_forward import given, statistic
 
@@ -143,7 +143,7 @@ def general_backward_dx(
                                      dy, dy_type, at_dy, weight, weight_type, at_weight, weight_offset, round_sum,
                                      gate_kind, gate_before, rstd_in, sumsq_in, dot_in, dot_out, round_rstd,
                                      wants_dot, unit, group_cols, lanes, divisor, eps, T)
-        by_dot = tl.math.div_rn(dot, divisor)
+        by_dot = negated(tl.math.div_rn(dot, divisor))
         at_incoming = token * dresidual_out_row_stride + head * dresidual_out_head_stride + first
         at_dx = token * dx_row_stride + head * dx_head_stride + first
         at_dresidual = token * dresidual_row_stride + head * dresidual_head_stride + first
@@ -155,7 +155,7 @@ def general_backward_dx(
                 x, x_type, at_x + col, residual, residual_type, at_residual + col, gate, gate_type, at_gate + col,
                 dy, dy_type, at_dy + col, round_sum, gate_kind, gate_before, power, r, mask)
             w = load_w(weight, weight_type, weight_offset, at_weight + col, mask)
-            k = tl.fma(-xhat, by_dot, g * w)
+            k = tl.fma(xhat, by_dot, g * w)
             du = (r * k) * power
             dh = du
             dz = incoming * (xhat * w)

@@ -73,20 +73,23 @@ class Variant:
 def _row(dtype, residual, lanes, steps):
     run = 16 // SIZES[dtype]
     rows = max(1, 128 * run // lanes)
+    threads = max(128, min(1024, lanes // run))
+    registers = 0
     if steps < 4:
         rows *= 4 // steps  # as many loads under way as with 4 steps
+    elif threads < 512 or steps == 4:  # some 60 KiB under way on a multiprocessor: so many rows have to fit at once
+        registers = {4: 64, 6: 80, 8: 96}[steps] if residual == 0 else 64 if threads == 512 else 0
     return Variant("forward_row", forward.forward_row,
-                   {"HAS_RESIDUAL": residual != 0, "R": rows, "W": lanes, "J": steps},
-                   threads=max(128, min(1024, lanes // run)), type=dtype,
+                   {"HAS_RESIDUAL": residual != 0, "R": rows, "W": lanes, "J": steps}, threads, type=dtype,
                    when={"type": dtype, "residual": residual, "lanes": lanes, "steps": steps}, tile_rows=rows,
-                   any_grid=0)
+                   any_grid=0, registers=registers)
 
 
 def _long(dtype, residual):
     lanes = 4096  # at once; a row has to have as many
     return Variant("forward_long", forward.forward_long, {"HAS_RESIDUAL": residual != 0, "W": lanes, "U": 4},
                    threads=512, type=dtype, when={"type": dtype, "residual": residual, "lanes": 0},
-                   tile_cols=4 * lanes, any_grid=0)
+                   tile_cols=4 * lanes, any_grid=0, registers=64)
 
 
 def _backward(dtype, lanes, steps):
@@ -95,30 +98,31 @@ def _backward(dtype, lanes, steps):
     threads = max(32, row_lanes * lanes // run)
     if steps > 4:
         threads *= 2  # the sums of dweight take a register for every column
-    return Variant("backward_rows", backward.backward_rows, {"P": row_lanes, "W": lanes, "J": steps, "STAGES": 1},
-                   threads=min(1024, threads), type=dtype,
-                   when={"type": dtype, "lanes": lanes, "steps": steps, "row_lanes": row_lanes})
+    threads = min(1024, threads)
+    return Variant("backward_rows", backward.backward_rows, {"P": row_lanes, "W": lanes, "J": steps, "STAGES": 2},
+                   threads, type=dtype, when={"type": dtype, "lanes": lanes, "steps": steps, "row_lanes": row_lanes},
+                   registers=168 if threads <= 128 else 128 if threads <= 512 else 64)
 
 
 def _all():
     for lanes in (64, 128, 256, 512, 1024, 2048, 4096):
         for steps in {64: (1, 2, 4, 8), 128: (4, 8)}.get(lanes, (4, 6, 8)):
-            for residual in (BOTH,) if lanes == 64 else (0, 1):
+            for residual in (0, 1):
                 yield _row(BF16, residual, lanes, steps)
         for dtype in (1, 2):
             # 8 steps of 4096 lanes of 4 bytes do not fit into the registers of 1024 threads.
             for steps in {64: (2, 4, 8), 4096: (4,) if dtype == 1 else (4, 8)}.get(lanes, (4, 8)):
                 yield _row(dtype, BOTH, lanes, steps)
-        for steps in (2, 4, 8) if lanes == 64 else (4, 8):
-            if (lanes, steps) != (4096, 8):
+        for steps in (2, 4, 8) if lanes == 64 else (4, 6, 8):
+            if lanes < 4096 or steps == 4:
                 yield _backward(BF16, lanes, steps)
         for dtype in (1, 2):
             for steps in (4, 8) if lanes < 4096 else (4,):
                 yield _backward(dtype, lanes, steps)
     yield _row(BF16, 0, 8192, 4)
     yield _row(BF16, 1, 8192, 4)
-    for dtype in (1, 2, 3):
-        yield _long(dtype, BOTH)
+    for dtype, residual in ((BF16, 0), (BF16, 1), (1, BOTH), (2, BOTH)):
+        yield _long(dtype, residual)
     yield Variant("dweight_sum", backward.dweight_sum, {"K": 128, "W": 16}, threads=128, tile_cols=16)
     for tile, threads in ((256, 64), (2048, 512)):
         yield Variant("general_forward", general_forward.general_forward, {"T": tile}, threads, when={"tile": tile},
