@@ -104,7 +104,7 @@ double rn_model_slack(const rn_diff *d, const rn_model *m) {
 /* All intervals, and where most of them overlap. */
 static rn_fit fit_most(const row_elements *r, int most) {
   rn_fit fit = {1, 0, 0, 0};
-  double low[RN_FIT_COLS], high[RN_FIT_COLS], factor, more;
+  double low[RN_FIT_COLS] = {0}, high[RN_FIT_COLS] = {0}, factor, more;
   int count = 0, columns = fit_count(r->width, RN_FIT_COLS);
   element e;
   for (int k = 0; k < columns; k += (columns + most - 1) / most) {
@@ -188,7 +188,7 @@ void rn_fit_within(rn_diff *d, const rn_model *m, int64_t row, int64_t group, co
 }
 
 double rn_closeness(rn_diff *d, const rn_model *m, int rows, double *spread) {
-  double close = 0, total = 0, distance = 0;
+  double close = 0, total = 0, distance = 0, unknown = 0, columns = 0;
   d->w_of = NULL;
   for (int i = 0; i < rows && i < d->samples; i++) {
     int64_t row = d->sample[i], width = d->cols / m->groups;
@@ -202,6 +202,7 @@ double rn_closeness(rn_diff *d, const rn_model *m, int rows, double *spread) {
       for (int k = 0; k < (width < RN_FIT_COLS ? (int)width : RN_FIT_COLS); k++) {
         int64_t c = fit_column(g * width, width, k);
         if (c >= m->cols_written) continue;
+        columns++, unknown += !d->known[c];
         double t = rn_diff_theirs(d, row, c), act = act_at(d, m, row, c), f;
         if (act == 0 || !telling(d, c, d->u[c], t / act, &f)) {
           /* Zero where the model has none, or the other way round, speaks against it. */
@@ -225,6 +226,7 @@ double rn_closeness(rn_diff *d, const rn_model *m, int rows, double *spread) {
       }
     }
   }
-  *spread = total > 0 ? distance / total : INFINITY;
+  /* What says something of all columns goes before what leaves some out. */
+  *spread = total > 0 ? distance / total + 0.5 * d->close * unknown / columns : INFINITY;
   return total > 0 ? close / total : 0;
 }

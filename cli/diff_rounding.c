@@ -48,7 +48,7 @@ static void fault(rn_model *m, const char *entry, const char *what, int from, in
 
 /* All roundings that differ from those of `from` in one switch or two. */
 static void alternatives(const rn_diff *d, const rn_model *from, int changes, rn_proposals *list) {
-  int types[4], count = 0;
+  int types[4] = {0}, count = 0;
   const int candidates[] = {d->real, d->x_type, d->weight_type, d->residual_type, d->y_type};
   for (size_t i = 0; i < sizeof candidates / sizeof *candidates; i++) {
     bool known = candidates[i] == RMSNORM_DTYPE_NONE || (i > 0 && candidates[i] == RMSNORM_DTYPE_F32) ||
