@@ -27,9 +27,9 @@ static void pair_text(const rn_step_pair *p, char *text, size_t room) {
   else if (p->differ == 0)
     snprintf(text, room, "equal");
   else if (p->nonfinite)
-    snprintf(text, room, "%.2g %%, NaN or Inf", 100 * (double)p->differ / (double)p->elements);
+    snprintf(text, room, "%.3g %%, NaN or Inf", 100 * (double)p->differ / (double)p->elements);
   else
-    snprintf(text, room, "%.2g %%, %" PRIu64 " ulp", 100 * (double)p->differ / (double)p->elements, p->ulp);
+    snprintf(text, room, "%.3g %%, %" PRIu64 " ulp", 100 * (double)p->differ / (double)p->elements, p->ulp);
 }
 
 static int name_width(const rn_walk *walk) {
