@@ -56,7 +56,7 @@ static double flushed(double v) {
   return fabs(v) < 0x1p-126 ? copysign(0, v) : v;
 }
 
-static double summed(const rn_diff *d, rn_source_kind source, int sum_dtype, double x, double r) {
+static double summed(const rn_diff *d, const rn_model *m, rn_source_kind source, int sum_dtype, double x, double r) {
   double h = x;
   switch (source) {
   case RN_SOURCE_X:
@@ -69,11 +69,11 @@ static double summed(const rn_diff *d, rn_source_kind source, int sum_dtype, dou
   case RN_SOURCE_RESIDUAL_TWICE: /* the sum was stored over r, and r is added once more */
   case RN_SOURCE_X_TWICE:
     h = to_real(d, x + r);
-    h = sum_dtype == d->real ? h : rn_ref_round(sum_dtype, h);
+    h = sum_dtype == d->real ? h : m->stages.narrow(sum_dtype, h);
     h = to_real(d, h + (source == RN_SOURCE_X_TWICE ? x : r));
     break;
   }
-  return sum_dtype == d->real ? h : rn_ref_round(sum_dtype, h);
+  return sum_dtype == d->real ? h : m->stages.narrow(sum_dtype, h);
 }
 
 static void load(rn_diff *d, const rn_model *m, rn_source_kind source, int sum_dtype, int64_t row, double *u) {
@@ -89,7 +89,7 @@ static void load(rn_diff *d, const rn_model *m, rn_source_kind source, int sum_d
     }
     double x = rn_ref_load(in->x.dtype, in->x.data, at + c);
     if (in->residual.data)
-      x = summed(d, source, sum_dtype, x, rn_ref_load(in->residual.dtype, in->residual.data, row * d->cols + c));
+      x = summed(d, m, source, sum_dtype, x, rn_ref_load(in->residual.dtype, in->residual.data, row * d->cols + c));
     if (m->gate && m->gate_place == RMSNORM_GATE_BEFORE && in->gate.data)
       x = to_real(d,
                   x * rn_staged_act(d->real, m->gate, rn_ref_load(in->gate.dtype, in->gate.data, row * d->cols + c)));

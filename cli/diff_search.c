@@ -17,6 +17,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* The share of elements that have to be ours times a factor; the last rows may hold something else. */
+#define CLOSE_ENOUGH 0.45
+
 enum { COARSE_ROWS = 6, FINE_ROWS = 8, KEPT_MOST = 24, FOUND_MOST = 6 };
 
 /* ---- the statistic ---- */
@@ -326,7 +329,7 @@ static int rank(kept *k, int count, const rn_model *m, double close, double spre
 static int keep_close(rn_diff *d, const rn_proposals *list, kept *k, int count) {
   for (int i = 0; i < list->count; i++) {
     double spread, close = rn_closeness(d, &list->model[i], COARSE_ROWS, &spread);
-    if (close >= 0.6) count = rank(k, count, &list->model[i], close, spread);
+    if (close >= CLOSE_ENOUGH) count = rank(k, count, &list->model[i], close, spread);
   }
   return count;
 }
@@ -353,7 +356,7 @@ static int shapes(const rn_diff *d, const rn_model **shape) {
 static void settle_shapes(search *s, const rn_model **shape, int count, int faults) {
   for (int i = 0; i < count && !s->found; i++) {
     double spread, close = rn_closeness(s->d, shape[i], COARSE_ROWS, &spread);
-    if (close >= 0.6) settle(s, shape[i], faults);
+    if (close >= CLOSE_ENOUGH) settle(s, shape[i], faults);
   }
 }
 
@@ -413,27 +416,54 @@ static void look(search *s) {
   free(one), free(two);
 }
 
-/* Columns from some number on that are nothing like ours, when those before them are. */
-static void find_stale_columns(rn_diff *d) {
-  int64_t from = d->cols;
-  int *wrong = calloc((size_t)d->cols, sizeof *wrong), rows = 0;
-  const rn_model *m = &d->base[0];
-  d->w_of = NULL;
-  for (int i = 0; wrong && i < d->samples && rows < 16; i++) {
+static int ascending(const void *a, const void *b) {
+  double x = *(const double *)a, y = *(const double *)b;
+  return x < y ? -1 : x > y;
+}
+
+/* Theirs over u, with the row's own factor taken out: what is left of a column is the same in all rows, whatever its
+ * weight, unless the column holds something else. Rows in `seen`, NaN where an element says nothing. */
+static int column_factors(rn_diff *d, const rn_model *m, double *seen, int most) {
+  double *row = malloc(sizeof *row * (size_t)d->cols);
+  int rows = 0;
+  for (int i = 0; row && i < d->samples && rows < most; i++) {
+    double *to = seen + rows * d->cols;
+    int64_t count = 0;
     rn_model_row(d, m, d->sample[i], d->u);
-    rn_model_weights(d, m, d->sample[i]);
-    double r = rn_model_rstd(d, m, d->sample[i], 0, d->u);
-    if (!(r > 0) || !isfinite(r)) continue;
-    rows++;
     for (int64_t c = 0; c < d->cols; c++) {
-      double v = d->u[c] * r * d->w[c], t = rn_diff_theirs(d, d->sample[i], c);
-      if (!(fabs(t - v) <= 0.15 * fabs(v) + 1e-6)) wrong[c]++;
+      to[c] = rn_diff_theirs(d, d->sample[i], c) / d->u[c];
+      if (!isfinite(to[c])) to[c] = NAN;
+      if (!isnan(to[c])) row[count++] = fabs(to[c]);
     }
+    if (count < d->cols / 2 + 1) continue;
+    qsort(row, (size_t)count, sizeof *row, ascending);
+    if (!(row[count / 2] > 0)) continue;
+    for (int64_t c = 0; c < d->cols; c++) to[c] /= row[count / 2];
+    rows++;
   }
-  while (wrong && rows >= 4 && from > 0 && 10 * wrong[from - 1] > 4 * rows) from--;
-  int64_t before = 0;
-  for (int64_t c = 0; wrong && c < from; c++) before += 10 * wrong[c] > 2 * rows;
-  if (wrong && from < d->cols && from > 0 && before <= from / 50 && 4 * from >= d->cols)
+  free(row);
+  return rows;
+}
+
+/* Columns from some number on in which the rows do not agree, when they do before. */
+static void find_stale_columns(rn_diff *d) {
+  enum { ROWS = 16 };
+  double *seen = malloc(sizeof *seen * (size_t)d->cols * ROWS);
+  bool *wrong = calloc((size_t)d->cols, sizeof *wrong);
+  int rows = seen && wrong ? column_factors(d, &d->base[0], seen, ROWS) : 0;
+  int64_t from = d->cols, before = 0;
+  for (int64_t c = 0; rows >= 5 && c < d->cols; c++) {
+    double column[ROWS];
+    int count = 0, apart = 0;
+    for (int r = 0; r < rows; r++)
+      if (!isnan(seen[r * d->cols + c])) column[count++] = seen[r * d->cols + c];
+    qsort(column, (size_t)count, sizeof *column, ascending);
+    for (int r = 0; r < count; r++) apart += !(fabs(column[r] - column[count / 2]) <= 0.15 * fabs(column[count / 2]));
+    wrong[c] = 2 * apart > count;
+  }
+  while (rows >= 5 && from > 0 && wrong[from - 1]) from--;
+  for (int64_t c = 0; rows >= 5 && c < from; c++) before += wrong[c];
+  if (rows >= 5 && from < d->cols && 4 * from >= d->cols && before <= from / 50)
     for (int b = 0; b < d->bases; b++) {
       rn_model *t = &d->base[b];
       if (t->faults == RN_FAULTS_MOST) continue;
@@ -441,7 +471,7 @@ static void find_stale_columns(rn_diff *d) {
       t->cols_written = from;
       rn_model_parameter(t, "column", (double)from);
     }
-  free(wrong);
+  free(seen), free(wrong);
 }
 
 void rn_search_forward(rn_diff *d, rn_diff_result *result) {

@@ -105,14 +105,15 @@ void rn_propose_weights_repeat(const rn_diff *d, const rn_model *from, rn_propos
   if (!d->in->weight.data) return;
   if ((m = propose_weight(list, from, RN_WEIGHT_REPEATED, 1, NULL)) != NULL)
     rn_model_note(m, "weight[0] stands for every column");
-  for (int64_t k = 2; k < d->cols; k = d->cols % (k + 1) == 0 && k < 16 ? k + 1 : 2 * k) {
+  for (int64_t k = 2; k < d->cols; k++) {
+    if ((k & (k - 1)) != 0 && (k >= 16 || d->cols % k != 0)) continue; /* powers of two, small divisors */
     if ((m = propose_weight(list, from, RN_WEIGHT_REPEATED, k, "period")) != NULL)
       rn_model_note(m, "the first %lld weights are repeated, weight[c %% %lld]", (long long)k, (long long)k);
     if ((m = propose_weight(list, from, RN_WEIGHT_BLOCKED, k, "block")) != NULL)
       rn_model_note(m, "each weight serves %lld columns, weight[c / %lld]", (long long)k, (long long)k);
   }
   for (int64_t k = 2; k <= 64 && k < d->cols; k++) {
-    if (d->cols % k || (d->cols / k & (d->cols / k - 1)) == 0) continue;
+    if (d->cols % k || (d->cols / k & (d->cols / k - 1)) == 0 || d->cols / k < 16) continue;
     if ((m = propose_weight(list, from, RN_WEIGHT_REPEATED, d->cols / k, "period")) != NULL)
       rn_model_note(m, "the first %lld weights are repeated", (long long)(d->cols / k));
   }
