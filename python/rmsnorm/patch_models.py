@@ -176,7 +176,10 @@ def norm_of(original: type, plan: Plan):
     simple = not (plan.gate or plan.groups or plan.plus_one or plan.divisor or plan.family == "torch")
 
     def norm(self, x, gate):
-        weight = self._parameters["weight"] if weighted else None
+        weight = None
+        if weighted:  # straight from the dict is faster; elsewhere it is in replicas, flat and parametrised modules
+            weight = self._parameters.get("weight")
+            weight = self.weight if weight is None else weight
         if (
             type(x) not in _TENSORS
             or (x.dtype, weight.dtype if weighted else None) not in pairs

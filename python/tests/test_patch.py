@@ -330,6 +330,37 @@ def test_compile_without_graph_breaks(dynamic):
     torch._dynamo.reset()
 
 
+def test_a_compiled_module_notices_patch_and_unpatch():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    norm = LlamaRMSNorm(576).bfloat16()
+    x = torch.randn(400, 576).bfloat16()
+    with torch.no_grad():
+        norm.weight.normal_()
+        compiled = torch.compile(norm, fullgraph=True, backend="aot_eager")
+        own = norm(x)
+        assert torch.equal(compiled(x), own)
+        rmsnorm.patch(norm)
+        ours = norm(x)
+        assert not torch.equal(ours, own)  # so many elements that some last bit differs
+        assert torch.equal(compiled(x), ours)
+        rmsnorm.unpatch(norm)
+        assert torch.equal(compiled(x), own)
+    torch._dynamo.reset()
+
+
+def test_weights_that_are_kept_elsewhere():
+    """Parametrised modules and the replicas of DataParallel have no weight among their parameters."""
+    norm = LlamaRMSNorm(16)
+    rmsnorm.patch(norm)
+    x = torch.randn(4, 16)
+    replica = norm._replicate_for_data_parallel()
+    replica.weight = 3 * norm.weight.detach()
+    torch.testing.assert_close(replica(x), 3 * norm(x))
+    torch.nn.utils.parametrize.register_parametrization(norm, "weight", nn.Softplus())
+    torch.testing.assert_close(norm(x), LlamaRMSNorm.forward(norm, x))
+
+
 @pytest.mark.parametrize("kind", ["qwen3_next", "gemma3_text"])
 def test_compile_of_norms_in_a_view(kind):
     torch._dynamo.reset()
