@@ -115,6 +115,7 @@ typedef struct rn_step_pair {
   bool there;
   int64_t elements, differ;
   uint64_t ulp;
+  double rms; /* see rn_measured */
   bool nonfinite;
 } rn_step_pair;
 

@@ -65,6 +65,7 @@ static bool compare(const rn_tensor *a, const rn_tensor *b, rn_step_pair *pair) 
   pair->there = true;
   pair->elements += m.elements, pair->differ += m.differ;
   if (m.ulp > pair->ulp) pair->ulp = m.ulp;
+  if (m.rms > pair->rms) pair->rms = m.rms;
   pair->nonfinite = pair->nonfinite || m.classes[RN_ULP_CLASS_NONFINITE] > 0;
   rn_measured_free(&m);
   return true;

@@ -5,6 +5,7 @@
 #include "json.h"
 #include "message.h"
 
+#include <float.h>
 #include <inttypes.h>
 #include <string.h>
 
@@ -29,7 +30,7 @@ static void pair_text(const rn_step_pair *p, char *text, size_t room) {
   else if (p->nonfinite)
     snprintf(text, room, "%.3g %%, NaN or Inf", 100 * (double)p->differ / (double)p->elements);
   else
-    snprintf(text, room, "%.3g %%, %" PRIu64 " ulp", 100 * (double)p->differ / (double)p->elements, p->ulp);
+    snprintf(text, room, "%.3g %%, rms %.2g", 100 * (double)p->differ / (double)p->elements, p->rms);
 }
 
 static int name_width(const rn_walk *walk) {
@@ -125,8 +126,10 @@ static void put_pair(FILE *out, const char *name, const rn_step_pair *p) {
   if (!p->there)
     fprintf(out, ",\"%s\":null", name);
   else
-    fprintf(out, ",\"%s\":{\"elements\":%" PRId64 ",\"differ\":%" PRId64 ",\"ulp\":%" PRIu64 ",\"finite\":%s}", name,
-            p->elements, p->differ, p->ulp, p->nonfinite ? "false" : "true");
+    fprintf(out, ",\"%s\":{\"elements\":%" PRId64 ",\"differ\":%" PRId64 ",\"ulp\":%" PRIu64, name, p->elements,
+            p->differ, p->ulp);
+  if (p->there && p->rms <= DBL_MAX) fprintf(out, ",\"rms\":%.9g", p->rms);
+  if (p->there) fprintf(out, ",\"finite\":%s}", p->nonfinite ? "false" : "true");
 }
 
 static void put_name(FILE *out, const char *key, const char *name) {

@@ -158,6 +158,7 @@ static void settle_factors(rn_measured *m, const counts *t) {
   }
   const double aa = t->whole.bb + 2 * t->whole.db + t->whole.dd, product = sqrt(aa) * sqrt(t->whole.bb);
   m->cosine = product > 0 && isfinite(product) ? (t->whole.bb + t->whole.db) / product : t->whole.dd > 0 ? 0 : 1;
+  m->rms = t->whole.bb > 0 ? sqrt(t->whole.dd / t->whole.bb) : t->whole.dd > 0 ? INFINITY : 0;
   if (!(t->whole.dd > 0) || !isfinite(t->whole.dd + t->whole.bb)) return;
   if (m->elements >= FACTOR_ELEMENTS) f->whole = 1 - whole / t->whole.dd;
   if (m->cols >= FACTOR_ELEMENTS) f->by_row = 1 - t->rows_left.dd / t->whole.dd;

@@ -89,6 +89,7 @@ typedef struct rn_measured {
   double relative;         /* sum of sign(b) (a - b) over the sum of |b| */
   double largest_relative; /* largest |a - b| / |b| */
 
+  double rms;    /* root of the sum of (a - b)^2 over that of b^2 */
   double cosine; /* of a and b as vectors: 1 = the same but for a factor, 0 = nothing to do with each other */
 
   int64_t rows_one_way; /* rows with four errors or more ... */

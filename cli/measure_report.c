@@ -80,7 +80,7 @@ static void print_bias(FILE *out, const rn_measured *m) {
   else
     fprintf(out, "%s zero by %.3g ulp (%.3g times the standard error)\n",
             m->away_ulp < 0 ? "nearer to" : "further from", fabs(m->away_ulp), fabs(m->away_sure));
-  fprintf(out, "  relative %+.3g, at most %.3g\n", m->relative, m->largest_relative);
+  fprintf(out, "  relative %+.3g on average, rms %.3g, at most %.3g\n", m->relative, m->rms, m->largest_relative);
   if (m->rows_four >= 4 && 10 * m->rows_one_way >= 9 * m->rows_four)
     fprintf(out, "  in %" PRId64 " of %" PRId64 " rows all errors lean one way, towards zero or away from it\n",
             m->rows_one_way, m->rows_four);
@@ -220,7 +220,7 @@ void rn_measured_json(FILE *out, const rn_measured *m) {
   put_number(out, "mean_ulp", m->mean_ulp), put_number(out, "bias_ulp", m->bias_ulp);
   put_number(out, "away_ulp", m->away_ulp), put_number(out, "away_sure", m->away_sure);
   put_number(out, "relative", m->relative), put_number(out, "largest_relative", m->largest_relative);
-  put_number(out, "cosine", m->cosine);
+  put_number(out, "rms", m->rms), put_number(out, "cosine", m->cosine);
   put_count(out, "rows_four", m->rows_four), put_count(out, "rows_one_way", m->rows_one_way);
   fprintf(out, ",\"factors\":{\"factor\":%.9g", m->factors.factor);
   put_number(out, "whole", m->factors.whole), put_number(out, "by_row", m->factors.by_row);

@@ -461,7 +461,7 @@ static void test_factors(void **unused) {
     assert_int_equal(m.factors.whole > 0.99, kind == 1);
     assert_int_equal(m.factors.by_row > 0.99, kind == 1 || kind == 2);
     assert_int_equal(m.factors.by_col > 0.99, kind == 1 || kind == 3);
-    if (kind == 1) assert_true(fabs(m.factors.factor - 1.125) < 1e-6);
+    if (kind == 1) assert_true(fabs(m.factors.factor - 1.125) < 1e-6 && fabs(m.rms - 0.125) < 1e-6);
     assert_true(m.cosine > 0.99);
     rn_measured_free(&m), rn_tensor_free(&a), rn_tensor_free(&b);
   }
