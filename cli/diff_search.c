@@ -260,6 +260,9 @@ static bool accept(search *s, rn_model *m) {
   bool last = only_last_rows(d, m, &c);
   /* Rows that lie outside of x say nothing for a stride. */
   if (m->row_step != d->cols && c.evidence.unknown > c.evidence.elements + c.evidence.elements / 8) return false;
+  /* Nor do a few columns for a weight whose other elements would lie outside of it. */
+  int64_t rows = d->rows < d->samples ? d->rows : d->samples;
+  if (c.evidence.unknown > 0 && (c.evidence.elements < 24 || c.evidence.elements < 8 * rows)) return false;
   if (c.match == RN_DIFF_PARTLY && !last) {
     keep_nearest(s, m, &c);
     return false;
