@@ -47,7 +47,8 @@ template <class L> RN_DEVICE float rn_few_tree(rn_team &team, float d) {
   return rn_sum_of_slots<16>(of_blocks);
 }
 
-/* A row for which the short way is none, from memory again; all of the team come here together. */
+/* A row for which the short way is none, or with weights of another type: from memory again. All of the team come here
+ * together. */
 template <class L, rn_sum SUM> RN_SELDOM void rn_few_apart(const rn_cuda_forward *p, uint32_t row, float sum) {
   RN_SHARED(float, slots, L::SPAN == RN_SPAN_WARP ? 1 : RN_TEAM_SLOTS);
   RN_SHARED(rn_transfer, arrived, 2);
@@ -57,12 +58,6 @@ template <class L, rn_sum SUM> RN_SELDOM void rn_few_apart(const rn_cuda_forward
   const float known = rn_is_ordinary(v) ? rn_rounded(typename L::T(), p->round_rstd != 0, rn_isqrt(v)) : 0.0f;
   rn_forward_rescued<L, SUM>(*p, team, row, known);
 }
-
-/* The weights of a thread's steps, as they come from memory: packed like x, or float32 beside an x of two bytes. */
-template <class L, int LOADS> struct rn_few_weights {
-  typename L::words packed[LOADS];
-  float wide[LOADS][L::LANES];
-};
 
 template <class L, rn_sum SUM, int LOADS> RN_DEVICE void rn_few_rows(const rn_cuda_forward &p) {
   typedef typename L::T T;
@@ -84,7 +79,7 @@ template <class L, rn_sum SUM, int LOADS> RN_DEVICE void rn_few_rows(const rn_cu
   const auto here = [&](int j) { return (L::SPAN != RN_SPAN_WARP && j < 4) || first + j * lanes < p.cols; };
 #define RN_STEPS RN_UNROLL for (int j = 0; j < LOADS; j++)
 
-  words q[LOADS], other[LOADS];
+  words q[LOADS], other[LOADS], w[LOADS];
   const char *x = p.x.data + row * p.x.row_bytes + at, *weight = p.weight + at;
   rn_keep_address(x);
   RN_STEPS {
@@ -99,37 +94,24 @@ template <class L, rn_sum SUM, int LOADS> RN_DEVICE void rn_few_rows(const rn_cu
       if (here(j)) other[j] = rn_stream_load<L::WORDS>(residual + j * step);
     }
   }
-  rn_few_weights<L, LOADS> w;
+  rn_keep_address(weight);
   const bool differs = rn_weight_differs(T(), p);
-  if (differs) {
-    weight += at;
-    rn_keep_address(weight);
-    constexpr int WORDS = L::LANES < 4 ? L::LANES : 4;
-    RN_STEPS RN_UNROLL for (int i = 0; i < L::LANES; i += WORDS) {
-      rn_words<WORDS> of_four = rn_zero_words<WORDS>();
-      if (here(j)) of_four = rn_kept_load<WORDS>(weight + 2 * j * step + 4 * i);
-      rn_unpack(rn_f32(), of_four, w.wide[j] + i);
-    }
-  } else {
-    rn_keep_address(weight);
-    RN_STEPS {
-      w.packed[j] = rn_zero_words<L::WORDS>();
-      if (p.weight != nullptr && here(j)) w.packed[j] = rn_kept_load<L::WORDS>(weight + j * step);
-    }
+  RN_STEPS {
+    w[j] = rn_zero_words<L::WORDS>();
+    if (p.weight != nullptr && !differs && here(j)) w[j] = rn_kept_load<L::WORDS>(weight + j * step);
   }
 
-  float lane[L::LANES], d[1], u[LOADS][L::LANES];
+  float lane[L::LANES], d[1], u[L::LANES], v[L::LANES];
   RN_UNROLL for (int i = 0; i < L::LANES; i++) lane[i] = 0;
   RN_STEPS {
-    rn_unpack(T(), q[j], u[j]);
+    rn_unpack(T(), q[j], u);
     if (SUM != rn_sum_none) {
-      float add[L::LANES];
-      rn_unpack(T(), other[j], add);
-      RN_UNROLL for (int i = 0; i < L::LANES; i++) u[j][i] = u[j][i] + add[i];
-      q[j] = rn_pack_run<L>(u[j]);
-      rn_unpack(T(), q[j], u[j]);
+      rn_unpack(T(), other[j], v);
+      RN_UNROLL for (int i = 0; i < L::LANES; i++) u[i] = u[i] + v[i];
+      q[j] = rn_pack_run<L>(u);
+      rn_unpack(T(), q[j], u);
     }
-    RN_UNROLL for (int i = 0; i < L::LANES; i++) lane[i] = fmaf(u[j][i], u[j][i], lane[i]);
+    RN_UNROLL for (int i = 0; i < L::LANES; i++) lane[i] = fmaf(u[i], u[i], lane[i]);
   }
   if (SUM != rn_sum_none && p.residual_out.data != nullptr) {
     char *sum = p.residual_out.data + row * p.residual_out.row_bytes + at;
@@ -138,17 +120,18 @@ template <class L, rn_sum SUM, int LOADS> RN_DEVICE void rn_few_rows(const rn_cu
   }
   rn_fold_lanes<L>(lane, d);
 
-  const float sum = rn_few_tree<L>(team, d[0]), mean = rn_quotient(sum, p.divisor, p.inverse), v = mean + p.eps;
-  if (rn_takes_short_way(mean, v)) {
-    const float rstd = rn_rounded(T(), p.round_rstd != 0, rn_isqrt_from(v, rn_root_near(v)));
-    if (!differs) RN_STEPS rn_unpack(T(), w.packed[j], w.wide[j]);
+  const float sum = rn_few_tree<L>(team, d[0]), mean = rn_quotient(sum, p.divisor, p.inverse), square = mean + p.eps;
+  if (rn_takes_short_way(mean, square) && !differs) {
+    const float rstd = rn_rounded(T(), p.round_rstd != 0, rn_isqrt_from(square, rn_root_near(square)));
     char *y = p.y.data + row * p.y.row_bytes + at;
     rn_keep_address(y);
     RN_STEPS {
-      RN_UNROLL for (int i = 0; i < L::LANES; i++) u[j][i] = u[j][i] * rstd;
-      if (p.round_xhat) rn_round_run<L>(u[j]);
-      RN_UNROLL for (int i = 0; i < L::LANES; i++) u[j][i] = u[j][i] * (p.weight_offset + w.wide[j][i]);
-      q[j] = rn_pack_run<L>(u[j]);
+      rn_unpack(T(), q[j], u);
+      rn_unpack(T(), w[j], v);
+      RN_UNROLL for (int i = 0; i < L::LANES; i++) u[i] = u[i] * rstd;
+      if (p.round_xhat) rn_round_run<L>(u);
+      RN_UNROLL for (int i = 0; i < L::LANES; i++) u[i] = u[i] * (p.weight_offset + v[i]);
+      q[j] = rn_pack_run<L>(u);
       if (here(j)) rn_stream_store(y + j * step, q[j]);
     }
     if (p.rstd_out != nullptr && team.thread == 0 && team.rank == 0) p.rstd_out[row] = rstd;

@@ -126,7 +126,7 @@ enum { RN_FORWARD_STAGES = 2 };
 #define RN_QUANTISE_TENSORS_residual 2
 #define RN_QUANTISE_REGISTERS(type, sum, loads) \
   ((loads) == 4 ? RN_QUANTISE_WORDS(type, sum, loads) > 32 ? 128 : 96                                                  \
-                : RN_FORWARD_SIZE_##type == 2 ? 128 : RN_QUANTISE_WORDS(type, sum, loads) > 64 ? 200 : 168)
+                : RN_FORWARD_SIZE_##type == 2 ? 144 : RN_QUANTISE_WORDS(type, sum, loads) > 64 ? 200 : 168)
 #define RN_QUANTISE_THREADS(type, sum, span, loads) \
   (RN_FORWARD_THREADS_##span < 512 || RN_QUANTISE_REGISTERS(type, sum, loads) <= 128 ? RN_FORWARD_THREADS_##span : 256)
 #define RN_QUANTISE_NAME(type, sum, span, threads, loads) rn_quantise_##type##_##sum##_##span##_##threads##_##loads

@@ -94,7 +94,7 @@ static const char *choose(const rn_problem *p, int32_t most_blocks, answer *a) {
   a->cluster = 1, a->threads = 64;
   if (team > 32) {
     /* Few long rows go on smaller blocks, several to a row. */
-    const int64_t most = p->x.size == 4 && steps > 4 ? 256 : 512; /* RN_QUANTISE_THREADS */
+    const int64_t most = steps > 4 ? 256 : 512; /* RN_QUANTISE_THREADS */
     int64_t threads = team;
     if (rows <= 64 && p->group_cols >= 16384) threads = 128;
     while (threads > most) threads /= 2;

@@ -8,6 +8,7 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "divisor.h"
 #include "forward_row.h"
+#include "rstd.h"
 
 enum rn_quantise_sum { rn_quantise_sum_none, rn_quantise_sum_residual };
 
@@ -236,6 +237,153 @@ RN_DEVICE void rn_quantise_row(const rn_cuda_quantise &p, rn_team &team, uint32_
 #undef RN_RUNS_OF_ROW
 }
 
+/* ------------------------------------------------------------------------------------------------------------------
+ * The usual row, in a third of the instructions: one scale for all of it, a weight of the type of x; no switch is asked
+ * about within a step. false: this row has to go the other way, and nothing has been written. */
+RN_DEVICE bool rn_is_usual(const rn_cuda_quantise &p, bool weight_differs) {
+  return (p.granularity == RMSNORM_QUANT_TENSOR || p.granularity == RMSNORM_QUANT_ROW) && p.f.weight != nullptr &&
+         !weight_differs;
+}
+
+/* Codes of the runs of a row; DTYPE is known when this is compiled. here(j, g): is that run of the row there? */
+template <int DTYPE, class L, int LOADS, class HERE>
+RN_DEVICE void rn_write_codes(const rn_held<L, LOADS> &held, char *codes, int step, int apart, const HERE &here) {
+  RN_UNROLL for (int j = 0; j < LOADS; j++) RN_UNROLL for (int g = 0; g < L::RUNS; g++) {
+    const rn_words<L::RUN / 4> of_run = rn_codes_of(DTYPE, held.v[j][g]);
+    if (here(j, g)) rn_stream_store(codes + j * step + g * apart, of_run);
+  }
+}
+RN_SELDOM float rn_divide_apart(rn_divisor d, int32_t reciprocal, float v) {
+  return rn_divide_plainly(d, reciprocal, v);
+}
+
+template <class L, rn_quantise_sum SUM, int LOADS>
+RN_DEVICE bool rn_quantise_usual(const rn_cuda_quantise &p, rn_team &team, uint32_t row, bool there, float scale_in,
+                                 rn_divisor divisor_in) {
+  typedef typename L::T T;
+  typedef typename L::words words;
+  constexpr bool ADDS = SUM == rn_quantise_sum_residual;
+  constexpr bool WAITS = LOADS * L::LANES * T::SIZE * (ADDS ? 2 : 1) <= 64; /* as in rn_quantise_row */
+  const rn_cuda_forward &f = p.f;
+  const bool simple = rn_is_simple(f);
+  const rn_row_place at = rn_place_of(f, there ? row : 0, simple);
+  const int first = rn_first_column<L>(team, 0), lanes = rn_lanes_of_team<L>(team);
+  const int apart = L::RUNS == 1 ? 0 : rn_first_column<L>(team, 1) - first; /* columns from one run to the next */
+  const auto here = [&](int j, int g) { return there && first + j * lanes + g * apart < f.cols; };
+  const int64_t place = (int64_t)T::SIZE * first;
+  words q[LOADS][L::RUNS], w[LOADS][L::RUNS], other[ADDS ? LOADS : 1][L::RUNS];
+  rn_held<L, LOADS> held;
+#define RN_RUNS_OF_ROW RN_UNROLL for (int j = 0; j < LOADS; j++) RN_UNROLL for (int g = 0; g < L::RUNS; g++)
+#define RN_BYTE        (T::SIZE * (j * lanes + g * apart))
+
+  const char *x = f.x.data + rn_offset(f.x, at, simple) + place;
+  const char *weight = f.weight + place;
+  if (!simple) weight += at.head * f.weight_head_bytes + at.group * f.weight_group_bytes;
+  rn_keep_address(x), rn_keep_address(weight);
+  RN_RUNS_OF_ROW {
+    q[j][g] = rn_zero_words<L::WORDS>();
+    if (here(j, g)) q[j][g] = rn_stream_load<L::WORDS>(x + RN_BYTE);
+  }
+  if (ADDS) {
+    const char *residual = f.residual.data + rn_offset(f.residual, at, simple) + place;
+    rn_keep_address(residual);
+    RN_RUNS_OF_ROW {
+      other[j][g] = rn_zero_words<L::WORDS>();
+      if (here(j, g)) other[j][g] = rn_stream_load<L::WORDS>(residual + RN_BYTE);
+    }
+  }
+  const auto load_weight = [&](int j, int g) {
+    w[j][g] = rn_zero_words<L::WORDS>();
+    if (here(j, g)) w[j][g] = rn_kept_load<L::WORDS>(weight + RN_BYTE);
+  };
+  if (WAITS) RN_RUNS_OF_ROW load_weight(j, g);
+
+  float d[L::RUNS], lane[L::LANES];
+  RN_UNROLL for (int i = 0; i < L::LANES; i++) lane[i] = 0;
+  RN_RUNS_OF_ROW {
+    float(&u)[L::RUN] = held.v[j][g];
+    rn_unpack(T(), q[j][g], u);
+    if (ADDS) {
+      float add[L::RUN];
+      rn_unpack(T(), other[j][g], add);
+      RN_UNROLL for (int i = 0; i < L::RUN; i++) u[i] = u[i] + add[i];
+      q[j][g] = rn_pack_run<L>(u);
+      if (p.round_sum) rn_unpack(T(), q[j][g], u);
+    }
+    RN_UNROLL for (int i = 0; i < L::RUN; i++) lane[g * L::RUN + i] = fmaf(u[i], u[i], lane[g * L::RUN + i]);
+  }
+  rn_fold_lanes<L>(lane, d);
+  const float mean = rn_quotient(rn_team_tree<L, rn_add, true>(team, d), f.divisor, f.inverse), square = mean + f.eps;
+  /* Where several rows share a warp, all of them take the same way. */
+  bool usual = rn_takes_short_way(mean, square);
+  if (L::SPAN == RN_SPAN_WARP && L::THREADS < 32) usual = !rn_any_in_warp(RN_ALL_LANES, there && !usual);
+  if (!usual) return false;
+  if (ADDS && f.residual_out.data != nullptr) {
+    char *sum = f.residual_out.data + rn_offset(f.residual_out, at, simple) + place;
+    rn_keep_address(sum);
+    RN_RUNS_OF_ROW if (here(j, g)) rn_stream_store(sum + RN_BYTE, q[j][g]);
+  }
+  const float rstd = rn_rounded(T(), f.round_rstd != 0, rn_isqrt_from(square, rn_root_near(square)));
+  if (f.rstd_out != nullptr && there && team.thread == 0 && team.rank == 0) f.rstd_out[row] = rstd;
+
+  float greatest[L::RUNS];
+  RN_UNROLL for (int g = 0; g < L::RUNS; g++) greatest[g] = 0;
+  RN_RUNS_OF_ROW {
+    float(&v)[L::RUN] = held.v[j][g], weights[L::RUN];
+    if (!WAITS) load_weight(j, g);
+    rn_unpack(T(), w[j][g], weights);
+    RN_UNROLL for (int i = 0; i < L::RUN; i++) v[i] = v[i] * rstd;
+    if (f.round_xhat) rn_round_run<L>(v);
+    RN_UNROLL for (int i = 0; i < L::RUN; i++) v[i] = v[i] * (f.weight_offset + weights[i]);
+    if (p.round_normed) rn_round_run<L>(v);
+    greatest[g] = fmaxf(greatest[g], rn_run_amax(v));
+  }
+  if (f.y.data != nullptr) {
+    char *y = f.y.data + rn_offset(f.y, at, simple) + place;
+    rn_keep_address(y);
+    RN_RUNS_OF_ROW if (here(j, g)) rn_stream_store(y + RN_BYTE, rn_pack_run<L>(held.v[j][g]));
+  }
+
+  float amax = fmaxf(greatest[0], greatest[L::RUNS - 1]), scale = scale_in;
+  rn_divisor divisor = divisor_in;
+  if (p.granularity == RMSNORM_QUANT_ROW) {
+    amax = rn_team_tree<L, rn_greater, true>(team, greatest);
+    scale = rn_scale(p.dtype, rn_finite_amax(amax), p.scale_max);
+    if (there && team.thread == 0 && team.rank == 0) ((float *)p.scale_out)[row] = scale;
+    divisor = rn_divisor_of(scale, p.reciprocal, 0);
+  }
+  if (!(amax <= rn_most_divided(scale, p.reciprocal))) divisor.by = scale, divisor.low = -1;
+  if (divisor.low >= 0) {
+    RN_RUNS_OF_ROW RN_UNROLL for (int i = 0; i < L::RUN; i++) held.v[j][g][i] = rn_divide(divisor, held.v[j][g][i]);
+  } else {
+    RN_RUNS_OF_ROW RN_UNROLL for (int i = 0; i < L::RUN; i++) held.v[j][g][i] =
+        rn_divide_apart(divisor, p.reciprocal, held.v[j][g][i]);
+  }
+
+  char *codes = p.q.data + rn_offset(p.q, at, simple) + first;
+  rn_keep_address(codes);
+  switch (p.dtype) {
+  case RMSNORM_DTYPE_FP8_E4M3:
+    rn_write_codes<RMSNORM_DTYPE_FP8_E4M3, L, LOADS>(held, codes, lanes, apart, here);
+    break;
+  case RMSNORM_DTYPE_FP8_E5M2:
+    rn_write_codes<RMSNORM_DTYPE_FP8_E5M2, L, LOADS>(held, codes, lanes, apart, here);
+    break;
+  default:
+    rn_write_codes<RMSNORM_DTYPE_INT8, L, LOADS>(held, codes, lanes, apart, here);
+  }
+#undef RN_BYTE
+#undef RN_RUNS_OF_ROW
+  return true;
+}
+
+/* Any other row; the exchanges of the team so far. */
+template <class L, rn_quantise_sum SUM, int LOADS>
+RN_SELDOM int rn_quantise_apart(const rn_cuda_quantise *p, rn_team team, uint32_t row, bool here, float scale_in) {
+  rn_quantise_row<L, SUM, LOADS>(*p, team, row, here, scale_in);
+  return team.round;
+}
+
 template <class L, rn_quantise_sum SUM, int LOADS> RN_DEVICE void rn_quantise_rows(const rn_cuda_quantise &p) {
   RN_SHARED(float, slots, L::SPAN == RN_SPAN_WARP ? 1 : RN_TEAM_SLOTS);
   RN_SHARED(rn_transfer, arrived, 2);
@@ -245,19 +393,22 @@ template <class L, rn_quantise_sum SUM, int LOADS> RN_DEVICE void rn_quantise_ro
   uint32_t rows = (uint32_t)p.f.rows;
   if (p.f.live_rows != nullptr) rows = (uint32_t)rn_live_rows(p.f.rows, p.f.live_rows, p.f.live_most, p.f.live_factor);
   const float scale_in = p.granularity == RMSNORM_QUANT_TENSOR ? *p.scale_in : 1.0f;
+  const rn_divisor divisor_in = rn_divisor_of(scale_in, p.reciprocal, 0);
+  const bool usual = rn_is_usual(p, rn_weight_differs(typename L::T(), p.f));
   rn_meet<L>(team);
-  if constexpr (L::SPAN == RN_SPAN_WARP) {
-    /* A warp has 32 / THREADS rows side by side, and goes on while the first of them is there. */
-    const uint32_t beside = 32 / L::THREADS, warps = (uint32_t)rn_threads_of_block() / 32;
-    const uint32_t step = (uint32_t)rn_blocks() * warps * beside, own = (uint32_t)(rn_thread() & 31) / L::THREADS;
-    uint32_t row = ((uint32_t)rn_block() * warps + (uint32_t)rn_thread() / 32) * beside;
-    RN_NO_UNROLL for (; row < rows; row += step)
-        rn_quantise_row<L, SUM, LOADS>(p, team, row + own, row + own < rows, scale_in);
-  } else {
-    const uint32_t blocks = (uint32_t)team.blocks; /* of a cluster, a power of two */
-    const int shift = L::SPAN == RN_SPAN_CLUSTER ? rn_log2(blocks) : 0;
-    RN_NO_UNROLL for (uint32_t row = (uint32_t)rn_block() >> shift; row < rows; row += (uint32_t)rn_blocks() >> shift)
-        rn_quantise_row<L, SUM, LOADS>(p, team, row, true, scale_in);
+  /* Within a warp 32 / THREADS rows lie side by side, and it goes on while the first of them is there. */
+  constexpr bool WARP = L::SPAN == RN_SPAN_WARP;
+  const uint32_t blocks = (uint32_t)team.blocks; /* of a cluster, a power of two */
+  const int shift = L::SPAN == RN_SPAN_CLUSTER ? rn_log2(blocks) : 0;
+  const uint32_t beside = WARP ? 32 / L::THREADS : 1, warps = WARP ? (uint32_t)rn_threads_of_block() / 32 : 1;
+  const uint32_t own = WARP ? (uint32_t)(rn_thread() & 31) / L::THREADS : 0;
+  const uint32_t step = ((uint32_t)rn_blocks() >> shift) * warps * beside;
+  uint32_t first = (((uint32_t)rn_block() >> shift) * warps + (WARP ? (uint32_t)rn_thread() / 32 : 0)) * beside;
+  RN_NO_UNROLL for (; first < rows; first += step) {
+    const uint32_t row = first + own;
+    const bool here = row < rows;
+    if (!usual || !rn_quantise_usual<L, SUM, LOADS>(p, team, row, here, scale_in, divisor_in))
+      team.round = rn_quantise_apart<L, SUM, LOADS>(&p, team, row, here, scale_in);
   }
 }
 
