@@ -219,8 +219,7 @@ def table(manifest: dict) -> str:
     lines += [f"rn_triton_loaded rn_triton_loads[{len(variants)}];"]
     targets = " ".join(sorted({v["target"] for v in variants}))
     lines += ["const char rn_triton_no_target[] =",
-              f'    "this build has Triton kernels for {targets}, and none for this GPU (RMSNORM_TRITON_TARGETS)";']
-    lines += [f'const char rn_triton_version[] = "{manifest["triton"]}";', ""]
+              f'    "this build has Triton kernels for {targets}, and none for this GPU (RMSNORM_TRITON_TARGETS)";', ""]
     return "\n".join(lines)
 
 

@@ -165,7 +165,6 @@ typedef struct rn_triton_loaded {
 extern const rn_triton_kernel rn_triton_kernels[];
 extern const rn_triton_target rn_triton_targets[];
 extern rn_triton_loaded rn_triton_loads[];
-extern const char rn_triton_version[];
 extern const char rn_triton_no_target[]; /* why there is nothing for a GPU: which ones there is something for */
 
 /* ------------------------------------------------------------------------------------------------------------------
