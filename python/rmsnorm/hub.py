@@ -72,7 +72,7 @@ class RMSNormGated(nn.Module):
     can_torch_compile = True
 
     def forward(self, hidden_states: torch.Tensor, gate: torch.Tensor | None = None) -> torch.Tensor:
-        return _norms[_index_of(type(self), self.activation)](self, hidden_states, gate)
+        return _norms[_index_of(type(self), getattr(self, "activation", None))](self, hidden_states, gate)
 
 
 class Layer:

@@ -182,11 +182,12 @@ def norm_of(original: type, plan: Plan):
             weight = self.weight if weight is None else weight
         if (
             type(x) not in _TENSORS
+            or (weighted and type(weight) not in _TENSORS)
+            or (not _compiling() and _others_look_on())
             or (x.dtype, weight.dtype if weighted else None) not in pairs
             or not (x.is_cpu or x.is_cuda)
             or x.numel() == 0
             or x.dim() == 0
-            or (not _compiling() and _others_look_on())
             or not (simple or _fits(plan, self, x, gate))
         ):
             return original.forward(self, x) if plan.gate == "" else original.forward(self, x, gate)
@@ -370,7 +371,9 @@ def plan_of(module: nn.Module, family: Family) -> Plan:
             if not isinstance(value, int) or value < 1 or width % value:
                 raise Refusal(f"{name} is {value!r}, which does not divide {width}")
             groups = value if name == family.groups else width // value
-    if width < 1 or width // groups > 70000:
+    if width < 1:
+        raise Refusal("its weight is empty here; patch before it is sharded, or after it was gathered")
+    if width // groups > 70000:
         raise Refusal(f"{width // groups} columns are more than the probe can sum exactly")
 
     plan = Plan(

@@ -87,6 +87,11 @@ def small_model(kind: str, seed: int = 3, **more) -> nn.Module:
     return model
 
 
+def small_model_config_only(kind: str) -> nn.Module:
+    config = transformers.AutoConfig.for_model(kind, **{**SMALL, **MODELS[kind][0]})
+    return transformers.AutoModelForCausalLM.from_config(config)
+
+
 IDS = torch.arange(3, 35).reshape(2, 16)
 
 
@@ -530,6 +535,21 @@ def test_instances_with_something_of_their_own_are_left():
     norm.inner = nn.Linear(2, 2)
     assert "modules inside" in rmsnorm.patch(norm).left[""]
     assert "dimensions" in rmsnorm.patch(nn.RMSNorm((4, 4))).left[""]
+    assert "empty" in rmsnorm.patch(LlamaRMSNorm(0)).left[""]
+
+
+def test_a_model_without_memory_is_patched_before_it_is_loaded():
+    with torch.device("meta"):
+        model = small_model_config_only("qwen3")
+        assert len(rmsnorm.patch(model).patched) == 9
+    model = model.to_empty(device="cpu")
+    reference = small_model("qwen3")
+    model.load_state_dict(reference.state_dict())
+    rmsnorm.patch(reference)
+    norm, twin = model.model.layers[0].self_attn.q_norm, reference.model.layers[0].self_attn.q_norm
+    x = torch.randn(2, 3, 4, 16)
+    assert is_patched(norm)
+    assert torch.equal(norm(x), twin(x))
 
 
 def test_importing_the_base_loads_no_torch():
