@@ -77,8 +77,11 @@ def _row(dtype, residual, lanes, steps):
     registers = 0
     if steps < 4:
         rows *= 4 // steps  # as many loads under way as with 4 steps
-    elif threads < 512 or steps == 4:  # some 60 KiB under way on a multiprocessor: so many rows have to fit at once
-        registers = {4: 64, 6: 80, 8: 96}[steps] if residual == 0 else 64 if threads == 512 else 0
+    elif residual == 0 and (threads < 512 or steps == 4):
+        # Some 60 KiB have to be under way on a multiprocessor, and so many rows have to fit at once.
+        registers = {4: 64, 6: 96 if lanes < 2048 else 80, 8: 128}[steps]
+    elif threads == 512 and steps == 4:
+        registers = 64
     return Variant("forward_row", forward.forward_row,
                    {"HAS_RESIDUAL": residual != 0, "R": rows, "W": lanes, "J": steps}, threads, type=dtype,
                    when={"type": dtype, "residual": residual, "lanes": lanes, "steps": steps}, tile_rows=rows,
@@ -113,11 +116,10 @@ def _all():
             # 8 steps of 4096 lanes of 4 bytes do not fit into the registers of 1024 threads.
             for steps in {64: (2, 4, 8), 4096: (4,) if dtype == 1 else (4, 8)}.get(lanes, (4, 8)):
                 yield _row(dtype, BOTH, lanes, steps)
-        for steps in (2, 4, 8) if lanes == 64 else (4, 6, 8):
-            if lanes < 4096 or steps == 4:
-                yield _backward(BF16, lanes, steps)
+        for steps in {64: (2, 4, 8), 128: (4, 8), 256: (4, 8), 4096: (4,)}.get(lanes, (4, 6, 8)):
+            yield _backward(BF16, lanes, steps)
         for dtype in (1, 2):
-            for steps in (4, 8) if lanes < 4096 else (4,):
+            for steps in (8,) if lanes < 4096 else (4,):
                 yield _backward(dtype, lanes, steps)
     yield _row(BF16, 0, 8192, 4)
     yield _row(BF16, 1, 8192, 4)
