@@ -394,6 +394,14 @@ static void test_values(void **state) {
   assert_int_equal(value(RN_TRITON_live_most, RN_TRITON_I64, &p, e).i64, 7);
   /* Narrow values fill four bytes alone; the others are nothing. */
   assert_true(value(RN_TRITON_heads, RN_TRITON_I32, &p, e).bits == 3);
+  /* Heads that lie one after the other become rows; how many of them live is still counted in the caller's rows. */
+  a = forward_args(7, 96), a.heads = 3;
+  a.x.row_stride = a.y.row_stride = 3 * 96, a.x.head_stride = a.y.head_stride = 96;
+  assert_int_equal(rn_check_forward(&a, &p), RMSNORM_OK);
+  assert_null(rn_triton_plan_of(&p, h200, &plan));
+  assert_int_equal(value(RN_TRITON_rows, RN_TRITON_I64, &p, e).i64, 21);
+  assert_int_equal(value(RN_TRITON_live_most, RN_TRITON_I64, &p, e).i64, 7);
+  assert_int_equal(value(RN_TRITON_live_factor, RN_TRITON_I64, &p, e).i64, 3);
   a.weight = NULL, a.numerics.weight_offset = 1;
   assert_int_equal(rn_check_forward(&a, &p), RMSNORM_OK);
   assert_null(rn_triton_plan_of(&p, h200, &plan));
