@@ -161,17 +161,17 @@ def _curves_match(model):
     apart, floor = (ours - own).abs(), (nudged - own).abs()
     print(f"loss {own[0]:.4f} -> {own[-1]:.4f}; apart {apart.max():.3g}, by the last bit alone {floor.max():.3g}")
     assert own[-8:].mean() < 0.8 * own[:8].mean(), "nothing was learned, so nothing is compared"
-    assert apart.max() <= 4 * floor.max()
+    assert apart.max() <= 4 * floor.max() + 2 * 2.0**-23 * own.max()  # of the loss itself
 
 
-def test_a_training_run_of_the_first_layers(model):
-    """Two layers and the 512 first tokens of the vocabulary: seconds instead of minutes."""
+def test_a_training_run_of_the_first_layer(model):
+    """One layer and the 512 first tokens of the vocabulary: seconds instead of minutes."""
     config = copy.deepcopy(model.config)
-    config.num_hidden_layers, config.vocab_size = 2, 512
+    config.num_hidden_layers, config.vocab_size = 1, 512
     small = type(model)(config)
     state = {name: value[:512] if value.shape[0] == 49152 else value for name, value in model.state_dict().items()}
     small.load_state_dict({name: value for name, value in state.items() if name in small.state_dict()})
-    assert torch.equal(small.model.layers[1].mlp.up_proj.weight, model.model.layers[1].mlp.up_proj.weight)
+    assert torch.equal(small.model.layers[0].mlp.up_proj.weight, model.model.layers[0].mlp.up_proj.weight)
     _curves_match(small)
 
 
