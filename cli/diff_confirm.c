@@ -72,6 +72,18 @@ static row_judged judge_group(rn_diff *d, const rn_model *m, int64_t row, int64_
   double nominal = m->stages.real == RMSNORM_DTYPE_F32 ? (double)(float)rstd : rstd;
   for (int64_t c = first; c < last && all; c++)
     all = !d->known[c] || rn_same(rn_diff_theirs(d, row, c), rn_model_value(d, m, row, c, d->u[c], nominal, weighted));
+  for (int k = -1; k <= 1 && m->stat_rounds && !all && isfinite(rstd); k += 2) {
+    rn_model other = *m;
+    other.nudge = k * RN_NUDGE;
+    double near = rn_model_rstd(d, &other, row, g, d->u);
+    int64_t same = 0, same_near = 0, step = width / 64 + 1;
+    for (int64_t c = first; c < last; c += step) {
+      double t = rn_diff_theirs(d, row, c);
+      same += rn_same(t, rn_model_value(d, m, row, c, d->u[c], rstd, weighted));
+      same_near += rn_same(t, rn_model_value(d, m, row, c, d->u[c], near, weighted));
+    }
+    if (same_near > same) rstd = near;
+  }
   if (!all && isfinite(rstd) && rstd > 0) {
     double low = rstd * (1 - bound), high = rstd * (1 + bound);
     rn_fit_within(d, m, row, g, d->u, d->y_type == m->stages.real ? 0 : 3 * unit, unsure, &low, &high);

@@ -115,6 +115,7 @@ struct rn_model {
   rn_sum_scheme scheme;
   int stat_dtype, lanes;
   int stat_rounds; /* bits: 1 the mean is rounded to stat_dtype, 2 also mean + eps and rstd */
+  double nudge;    /* relative, of the mean before it is rounded to stat_dtype: near a tie it may go either way */
   rn_root root;
   /* weight */
   rn_weight_kind weight;
@@ -200,6 +201,7 @@ struct rn_diff {
   int64_t target_groups, target_groups_most;
   bool stale[RN_SAMPLE_MOST]; /* sample rows that hold something else altogether */
   double fit_slack;
+  bool plain;        /* the statistic is to be explained without a mistake */
   bool pairs, loose; /* also two mistakes; also an rstd that only lies within a wide bound */
   double *cache;     /* [samples][cols]: the rows that are normalised, for the search of the statistic */
 };
@@ -220,6 +222,7 @@ bool rn_same(double a, double b);
 double rn_ulps(const rn_diff *d, double a, double b);
 
 /* ---- diff_statistic.c ---- */
+#define RN_NUDGE 0x1p-17 /* more than any order of a float32 sum moves a mean */
 /* rstd of one group of a row under the model. u is that of rn_model_row. */
 double rn_model_rstd(rn_diff *d, const rn_model *m, int64_t row, int64_t group, const double *u);
 /* How far, relatively, float32 in another order may be from it. */

@@ -20,7 +20,7 @@
 /* The share of elements that have to be ours times a factor; the last rows may hold something else. */
 #define CLOSE_ENOUGH 0.45
 
-enum { COARSE_ROWS = 6, FINE_ROWS = 8, KEPT_MOST = 24, FOUND_MOST = 6 };
+enum { ATTEMPTS = 6, COARSE_ROWS = 6, FINE_ROWS = 8, KEPT_MOST = 24, FOUND_MOST = 6 };
 
 /* ---- the statistic ---- */
 
@@ -50,6 +50,12 @@ static off off_statistic(rn_diff *d, const rn_model *m, double give_up) {
     for (int64_t g = 0; g < m->groups; g++) {
       const rn_fit *f = &d->target[i * d->target_groups + g];
       double r = rn_model_rstd(d, m, d->sample[i], g, d->u), away = 0;
+      for (int k = -1; k <= 1 && m->stat_rounds && f->usable && (r < f->low || r > f->high); k += 2) {
+        rn_model other = *m;
+        other.nudge = k * RN_NUDGE;
+        double near = rn_model_rstd(d, &other, d->sample[i], g, d->u);
+        if (near >= f->low && near <= f->high) r = near;
+      }
       if (isnan(r) && (m->overrun || m->row_step != d->cols || m->row_base)) continue;
       if (f->usable == 0)
         away = silent_row_fits(d, m, d->sample[i], g, r) ? 0 : INFINITY;
@@ -179,9 +185,9 @@ bool rn_search_statistic(rn_diff *d, const rn_model *m, rn_proposals *out) {
     list.count = 0;
     rn_propose_axis(d, RN_AXIS_STATISTIC, m, &list);
     if (ordered) found[count++] = order[0];
-    if (!ordered) count = fitting(d, &list, 0, &base, found, FOUND_MOST);
+    if (!ordered && !d->plain) count = fitting(d, &list, 0, &base, found, FOUND_MOST);
     if ((!count || ordered) && base.most <= bound && base.rows) found[count].model = *m, found[count++].o = base;
-    if (!count && d->pairs && m->faults == 0) {
+    if (!count && d->pairs && !d->plain && m->faults == 0) {
       rn_proposals second;
       int singles = list.count;
       if (rn_proposals_make(&second)) {
@@ -193,7 +199,7 @@ bool rn_search_statistic(rn_diff *d, const rn_model *m, rn_proposals *out) {
         rn_proposals_free(&second);
       }
     }
-    if (!count && d->loose && loose(d, m, &found[0])) count = 1;
+    if (!count && d->loose && !d->plain && loose(d, m, &found[0])) count = 1;
   }
   for (int i = 0; i < count; i++) out->model[out->count] = found[i].model, out->score[out->count++] = found[i].o.mean;
   rn_proposals_free(&list);
@@ -289,24 +295,31 @@ static bool settle(search *s, const rn_model *from, int faults) {
   int attempts[2] = {0, 0};
   double slacks[] = {d->y_type == d->real ? 0 : 3 * rn_unit(d), 3 * rn_unit(d)};
   for (int k = 0; k < (slacks[0] == slacks[1] ? 1 : 2); k++) {
+    int fitting_count = 0;
+    rn_model fits[ATTEMPTS];
     rn_roundings(d, from, &s->roundings);
     for (int i = 0; i < s->roundings.count; i++) {
-      rn_model m = s->roundings.model[i];
-      if (m.faults > faults || !fits_to_the_bit(d, &m, slacks[k])) continue;
+      const rn_model *m = &s->roundings.model[i];
+      if (m->faults > faults || fitting_count == ATTEMPTS || !fits_to_the_bit(d, m, slacks[k])) continue;
       /* Roundings that the data can not tell apart leave the same rstd: a few attempts at explaining it are enough. */
-      bool wide = m.stages.rstd == m.stages.real;
-      if (attempts[wide]++ >= 3) continue;
-      d->fit_slack = slacks[k];
-      if (!rn_search_statistic(d, &m, &s->statistics)) {
-        rn_confirmed c;
-        if (rn_confirm(d, &m, false, &c)) keep_nearest(s, &m, &c);
-        continue;
-      }
-      for (int b = 0; b < s->statistics.count; b++) {
-        rn_model t = s->statistics.model[b];
-        if (t.faults <= faults && accept(s, &t)) return true;
-      }
+      bool wide = m->stages.rstd == m->stages.real;
+      if (attempts[wide]++ < 3) fits[fitting_count++] = *m;
     }
+    d->fit_slack = slacks[k];
+    /* A rounding that needs no mistake in the statistic goes before one that does. */
+    for (int pass = 0; pass < 2; pass++)
+      for (int i = 0; i < fitting_count; i++) {
+        d->plain = pass == 0;
+        if (!rn_search_statistic(d, &fits[i], &s->statistics)) {
+          rn_confirmed c;
+          if (pass && rn_confirm(d, &fits[i], false, &c)) keep_nearest(s, &fits[i], &c);
+          continue;
+        }
+        for (int b = 0; b < s->statistics.count; b++) {
+          rn_model t = s->statistics.model[b];
+          if (t.faults <= faults && accept(s, &t)) return true;
+        }
+      }
   }
   return false;
 }
@@ -456,7 +469,7 @@ static void find_stale_columns(rn_diff *d) {
   int rows = seen && wrong ? column_factors(d, &d->base[0], seen, ROWS) : 0;
   int64_t from = d->cols, before = 0;
   for (int64_t c = 0; rows >= 5 && c < d->cols; c++) {
-    double column[ROWS];
+    double column[ROWS] = {0};
     int count = 0, apart = 0;
     for (int r = 0; r < rows; r++)
       if (!isnan(seen[r * d->cols + c])) column[count++] = seen[r * d->cols + c];

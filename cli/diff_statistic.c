@@ -104,6 +104,7 @@ double rn_model_rstd(rn_diff *d, const rn_model *m, int64_t row, int64_t group, 
     mean -= total / (double)n * (total / (double)n);
   }
   /* A NaN makes its row NaN, an infinity a row of zeros. */
+  mean *= 1 + m->nudge;
   if (m->stat_rounds & 1) mean = rn_ref_round(m->stat_dtype, mean);
   return root_of(m, mean);
 }

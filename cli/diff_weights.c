@@ -163,7 +163,7 @@ void rn_propose_weights_free(const rn_diff *d, const rn_model *from, rn_proposal
   /* A quarter of an ulp is the mean distance of numbers that are not of that type. */
   if (type != RMSNORM_DTYPE_F32 && off / (double)(heads * d->cols) < 0.15) {
     for (int64_t i = 0; i < heads * d->cols; i++) d->free_weight[i] = rn_ref_round(type, d->free_weight[i]);
-    scratch->free_slack = 0;
+    scratch->free_slack = ldexp(1, -d->digits); /* of a few rows the next number may have been taken */
   }
   /* Another weight, and not ours with noise on it. */
   int64_t other = 0;
