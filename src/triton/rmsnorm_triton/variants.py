@@ -92,19 +92,19 @@ def _long(dtype, residual):
     lanes = 4096  # at once; a row has to have as many
     return Variant("forward_long", forward.forward_long, {"HAS_RESIDUAL": residual != 0, "W": lanes, "U": 4},
                    threads=512, type=dtype, when={"type": dtype, "residual": residual, "lanes": 0},
-                   tile_cols=4 * lanes, any_grid=0, registers=64)
+                   tile_cols=4 * lanes, any_grid=0, registers=64 if dtype == BF16 else 0)
 
 
 def _backward(dtype, lanes, steps):
     run = 16 // SIZES[dtype]
     row_lanes = max(1, 256 // lanes)
     threads = max(32, row_lanes * lanes // run)
-    if steps > 4:
+    if steps > 4 and dtype != 1:
         threads *= 2  # the sums of dweight take a register for every column
     threads = min(1024, threads)
     return Variant("backward_rows", backward.backward_rows, {"P": row_lanes, "W": lanes, "J": steps, "STAGES": 2},
                    threads, type=dtype, when={"type": dtype, "lanes": lanes, "steps": steps, "row_lanes": row_lanes},
-                   registers=168 if threads <= 128 else 128 if threads <= 512 else 64)
+                   registers=168 if threads <= (256 if dtype == 1 else 128) else 128 if threads <= 512 else 64)
 
 
 def _all():
