@@ -4,8 +4,8 @@
  *   test_diff [FACTOR [SEED [NAME]]]
  *
  * FACTOR says how many cases: 1 is the usual run; 0 a brief one, for instrumented and emulated builds; 35 that of
- * docs/diagnosis.md (10500 cases without a mistake). NAME: that hypothesis alone, or none, gradients, quantised, pairs,
- * false.
+ * docs/diagnosis.md (10500 cases without a mistake). NAME: that hypothesis alone, or none, singles, gradients,
+ * quantised, pairs, false.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "test_diff_kernel.h"
@@ -653,11 +653,12 @@ int main(int argc, char **argv) {
                {"two mistakes both named", {0, 0}, brief ? 0.5 : 0.9, 1},
                {"false explanations", {0, 0}, 0, 0.001}};
   bool all = !only;
+  if (only && strcmp(only, "singles") == 0) part[0].c = singles(factor, seed, NULL);
   if (all || strcmp(only, "gradients") == 0) part[1].c = gradients(brief ? 1 : factor, seed);
   if (all || strcmp(only, "quantised") == 0) part[2].c = quantised(brief ? 1 : factor, seed);
   if (all || strcmp(only, "pairs") == 0) part[3].c = pairs(brief ? 4 : 20 * factor, seed);
   if (all || strcmp(only, "false") == 0) part[4].c = false_positives(brief ? 50 : 300 * factor, seed);
-  if (all || part[1].c.cases + part[2].c.cases + part[3].c.cases + part[4].c.cases == 0)
+  if (all || part[0].c.cases + part[1].c.cases + part[2].c.cases + part[3].c.cases + part[4].c.cases == 0)
     part[0].c = singles(brief ? 1 : factor, seed, only);
   bool good = true;
   for (int p = 0; p < 5; p++) {
