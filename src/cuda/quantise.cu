@@ -239,7 +239,8 @@ RN_DEVICE void rn_quantise_row(const rn_cuda_quantise &p, rn_team &team, uint32_
 
 /* ------------------------------------------------------------------------------------------------------------------
  * The usual row, in a third of the instructions: one scale for all of it, a weight of the type of x; no switch is asked
- * about within a step. false: this row has to go the other way, and nothing has been written. */
+ * about within a step. false: this row has to go the other way, and nothing has been written;
+ * with a residual never, because the sum may lie where x was. */
 RN_DEVICE bool rn_is_usual(const rn_cuda_quantise &p, bool weight_differs) {
   return (p.granularity == RMSNORM_QUANT_TENSOR || p.granularity == RMSNORM_QUANT_ROW) && p.f.weight != nullptr &&
          !weight_differs;
@@ -253,17 +254,12 @@ RN_DEVICE void rn_write_codes(const rn_held<L, LOADS> &held, char *codes, int st
     if (here(j, g)) rn_stream_store(codes + j * step + g * apart, of_run);
   }
 }
-RN_SELDOM float rn_divide_apart(rn_divisor d, int32_t reciprocal, float v) {
-  return rn_divide_plainly(d, reciprocal, v);
-}
-
 template <class L, rn_quantise_sum SUM, int LOADS>
 RN_DEVICE bool rn_quantise_usual(const rn_cuda_quantise &p, rn_team &team, uint32_t row, bool there, float scale_in,
                                  rn_divisor divisor_in) {
   typedef typename L::T T;
   typedef typename L::words words;
   constexpr bool ADDS = SUM == rn_quantise_sum_residual;
-  constexpr bool WAITS = LOADS * L::LANES * T::SIZE * (ADDS ? 2 : 1) <= 64; /* as in rn_quantise_row */
   const rn_cuda_forward &f = p.f;
   const bool simple = rn_is_simple(f);
   const rn_row_place at = rn_place_of(f, there ? row : 0, simple);
@@ -271,7 +267,7 @@ RN_DEVICE bool rn_quantise_usual(const rn_cuda_quantise &p, rn_team &team, uint3
   const int apart = L::RUNS == 1 ? 0 : rn_first_column<L>(team, 1) - first; /* columns from one run to the next */
   const auto here = [&](int j, int g) { return there && first + j * lanes + g * apart < f.cols; };
   const int64_t place = (int64_t)T::SIZE * first;
-  words q[LOADS][L::RUNS], w[LOADS][L::RUNS], other[ADDS ? LOADS : 1][L::RUNS];
+  words q[LOADS][L::RUNS], other[ADDS ? LOADS : 1][L::RUNS];
   rn_held<L, LOADS> held;
 #define RN_RUNS_OF_ROW RN_UNROLL for (int j = 0; j < LOADS; j++) RN_UNROLL for (int g = 0; g < L::RUNS; g++)
 #define RN_BYTE        (T::SIZE * (j * lanes + g * apart))
@@ -292,13 +288,9 @@ RN_DEVICE bool rn_quantise_usual(const rn_cuda_quantise &p, rn_team &team, uint3
       if (here(j, g)) other[j][g] = rn_stream_load<L::WORDS>(residual + RN_BYTE);
     }
   }
-  const auto load_weight = [&](int j, int g) {
-    w[j][g] = rn_zero_words<L::WORDS>();
-    if (here(j, g)) w[j][g] = rn_kept_load<L::WORDS>(weight + RN_BYTE);
-  };
-  if (WAITS) RN_RUNS_OF_ROW load_weight(j, g);
-
   float d[L::RUNS], lane[L::LANES];
+  char *sum_out = ADDS ? f.residual_out.data + rn_offset(f.residual_out, at, simple) + place : nullptr;
+  rn_keep_address(sum_out);
   RN_UNROLL for (int i = 0; i < L::LANES; i++) lane[i] = 0;
   RN_RUNS_OF_ROW {
     float(&u)[L::RUN] = held.v[j][g];
@@ -307,31 +299,43 @@ RN_DEVICE bool rn_quantise_usual(const rn_cuda_quantise &p, rn_team &team, uint3
       float add[L::RUN];
       rn_unpack(T(), other[j][g], add);
       RN_UNROLL for (int i = 0; i < L::RUN; i++) u[i] = u[i] + add[i];
-      q[j][g] = rn_pack_run<L>(u);
-      if (p.round_sum) rn_unpack(T(), q[j][g], u);
+      const words packed = rn_pack_run<L>(u);
+      if (p.round_sum) rn_unpack(T(), packed, u);
+      if (f.residual_out.data != nullptr && here(j, g)) rn_stream_store(sum_out + RN_BYTE, packed);
     }
     RN_UNROLL for (int i = 0; i < L::RUN; i++) lane[g * L::RUN + i] = fmaf(u[i], u[i], lane[g * L::RUN + i]);
   }
   rn_fold_lanes<L>(lane, d);
-  const float mean = rn_quotient(rn_team_tree<L, rn_add, true>(team, d), f.divisor, f.inverse), square = mean + f.eps;
-  /* Where several rows share a warp, all of them take the same way. */
+  const float sum = rn_team_tree<L, rn_add, true>(team, d);
+  const float mean = rn_quotient(sum, f.divisor, f.inverse), square = mean + f.eps;
   bool usual = rn_takes_short_way(mean, square);
-  if (L::SPAN == RN_SPAN_WARP && L::THREADS < 32) usual = !rn_any_in_warp(RN_ALL_LANES, there && !usual);
-  if (!usual) return false;
-  if (ADDS && f.residual_out.data != nullptr) {
-    char *sum = f.residual_out.data + rn_offset(f.residual_out, at, simple) + place;
-    rn_keep_address(sum);
-    RN_RUNS_OF_ROW if (here(j, g)) rn_stream_store(sum + RN_BYTE, q[j][g]);
+  rn_row_stat stat;
+  stat.power = 1;
+  if constexpr (ADDS) {
+    if (usual) {
+      stat.r = stat.rstd = rn_rounded(T(), f.round_rstd != 0, rn_isqrt_from(square, rn_root_near(square)));
+    } else {
+      const float v = sum / f.divisor + f.eps;
+      stat.r = stat.rstd = rn_rounded(T(), f.round_rstd != 0, rn_isqrt(v));
+      if (!rn_is_ordinary(v)) stat = rn_held_rescue<L, LOADS>(f, team, held);
+      RN_RUNS_OF_ROW RN_UNROLL for (int i = 0; i < L::RUN; i++) held.v[j][g][i] = held.v[j][g][i] * stat.power;
+    }
+  } else {
+    /* Where several rows share a warp, all of them take the same way. */
+    if (L::SPAN == RN_SPAN_WARP && L::THREADS < 32) usual = !rn_any_in_warp(RN_ALL_LANES, there && !usual);
+    if (!usual) return false;
+    stat.r = stat.rstd = rn_rounded(T(), f.round_rstd != 0, rn_isqrt_from(square, rn_root_near(square)));
   }
-  const float rstd = rn_rounded(T(), f.round_rstd != 0, rn_isqrt_from(square, rn_root_near(square)));
-  if (f.rstd_out != nullptr && there && team.thread == 0 && team.rank == 0) f.rstd_out[row] = rstd;
+  const float rstd = stat.r;
+  if (f.rstd_out != nullptr && there && team.thread == 0 && team.rank == 0) f.rstd_out[row] = stat.rstd;
 
   float greatest[L::RUNS];
   RN_UNROLL for (int g = 0; g < L::RUNS; g++) greatest[g] = 0;
   RN_RUNS_OF_ROW {
     float(&v)[L::RUN] = held.v[j][g], weights[L::RUN];
-    if (!WAITS) load_weight(j, g);
-    rn_unpack(T(), w[j][g], weights);
+    words w = rn_zero_words<L::WORDS>();
+    if (here(j, g)) w = rn_kept_load<L::WORDS>(weight + RN_BYTE);
+    rn_unpack(T(), w, weights);
     RN_UNROLL for (int i = 0; i < L::RUN; i++) v[i] = v[i] * rstd;
     if (f.round_xhat) rn_round_run<L>(v);
     RN_UNROLL for (int i = 0; i < L::RUN; i++) v[i] = v[i] * (f.weight_offset + weights[i]);
@@ -356,8 +360,7 @@ RN_DEVICE bool rn_quantise_usual(const rn_cuda_quantise &p, rn_team &team, uint3
   if (divisor.low >= 0) {
     RN_RUNS_OF_ROW RN_UNROLL for (int i = 0; i < L::RUN; i++) held.v[j][g][i] = rn_divide(divisor, held.v[j][g][i]);
   } else {
-    RN_RUNS_OF_ROW RN_UNROLL for (int i = 0; i < L::RUN; i++) held.v[j][g][i] =
-        rn_divide_apart(divisor, p.reciprocal, held.v[j][g][i]);
+    RN_RUNS_OF_ROW rn_divide_run(divisor, p.reciprocal, held.v[j][g]);
   }
 
   char *codes = p.q.data + rn_offset(p.q, at, simple) + first;
