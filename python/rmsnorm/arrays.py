@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 from functools import cache
 from typing import Any
 
@@ -169,21 +170,33 @@ def _code_of(name: str, dtype: Any) -> int:
     return _CODES[text]
 
 
+def _space(x: Any) -> Any:
+    """The module whose `empty` makes what x is, or None. Not every array says it by __array_namespace__ (CuPy before
+    14), and what is made by JAX may not be written."""
+    root = type(x).__module__.split(".")[0]
+    if root in ("jax", "jaxlib"):
+        return None
+    space = x.__array_namespace__() if hasattr(x, "__array_namespace__") else sys.modules.get(root)
+    return space if hasattr(space, "empty") else None
+
+
 def _make(name: str, x: Any, look: _Look, shape: tuple, code: int) -> Any:
-    """An empty result beside x."""
+    """An empty result beside x: of its kind, on its device."""
     if look.device == CPU:
         import numpy
 
         return numpy.empty(shape, dtype=_numpy_type(code))
-    space = getattr(x, "__array_namespace__", None)
-    if space is None or type(x).__module__.split(".")[0] in ("jax", "jaxlib"):
+    space = _space(x)
+    if space is None:
         raise TypeError(f"{name}: results on a GPU have to be given for a {type(x).__module__}.{type(x).__name__}")
-    if code == look.code:
-        return space().empty(shape, dtype=x.dtype)
-    named = getattr(space(), _NAMES[code], None)
-    if named is None:
-        raise TypeError(f"{name}: {space().__name__} has no {_NAMES[code]}; give the result")
-    return space().empty(shape, dtype=named)
+    dtype = x.dtype if code == look.code else getattr(space, _NAMES[code], None)
+    if dtype is None:
+        raise TypeError(f"{name}: {space.__name__} has no {_NAMES[code]}; give the result")
+    device = getattr(x, "device", None)
+    if hasattr(device, "__enter__"):  # CuPy's: what is made inside is made there
+        with device:
+            return space.empty(shape, dtype=dtype)
+    return space.empty(shape, dtype=dtype, **({} if device is None else {"device": device}))
 
 
 def _weight(weight: _Look, x: _Look, groups: int) -> int:

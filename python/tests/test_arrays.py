@@ -6,6 +6,7 @@ SPDX-License-Identifier: Apache-2.0
 import os
 import subprocess
 import sys
+import types
 
 import ml_dtypes
 import numpy as np
@@ -13,7 +14,7 @@ import oracle
 import pytest
 import rmsnorm
 from oracle import BF16, DTYPES, F32, F64
-from rmsnorm import Numerics
+from rmsnorm import Numerics, arrays
 
 PLAIN = [name for name in rmsnorm.presets() if rmsnorm.preset(name).gate == "none"]
 GATED = [name for name in rmsnorm.presets() if rmsnorm.preset(name).gate != "none"]
@@ -307,6 +308,42 @@ raise SystemExit(os.waitpid(child, 0)[1])
 """
     environment = {**os.environ, "OMP_NUM_THREADS": "2"}
     assert subprocess.run([sys.executable, "-c", code], timeout=120, env=environment).returncode == 0
+
+
+@pytest.mark.parametrize("standard", [False, True])
+def test_results_beside_arrays_on_a_gpu(standard, monkeypatch):
+    """They are made by the module of x on the device of x, which is current (CuPy) or said (the array API), whether the
+    array names its module or not; a type that the module has not is refused in words."""
+    made, current = [], ["gpu 0"]
+
+    class Current:
+        def __enter__(self):
+            current.append("gpu 1")
+
+        def __exit__(self, *error):
+            current.pop()
+
+    class ndarray:  # noqa: N801 - as CuPy spells it
+        __module__ = "stubpy._core"
+        dtype, device = "stub float32", "gpu 1" if standard else Current()
+
+    def empty(shape, dtype, device=None):
+        made.append((shape, dtype, device or current[-1]))
+
+    space = types.ModuleType("stubpy")
+    space.empty, space.float16 = empty, "stub float16"
+    look = types.SimpleNamespace(device=arrays.CUDA, code=arrays.F32)
+    with pytest.raises(TypeError, match=r"^out: results on a GPU have to be given for a stubpy._core.ndarray$"):
+        arrays._make("out", ndarray(), look, (2, 3), arrays.F32)
+    if standard:
+        ndarray.__array_namespace__ = lambda self: space
+    else:
+        monkeypatch.setitem(sys.modules, "stubpy", space)
+    arrays._make("out", ndarray(), look, (2, 3), arrays.F32)
+    arrays._make("out", ndarray(), look, (2,), arrays.F16)
+    assert made == [((2, 3), "stub float32", "gpu 1"), ((2,), "stub float16", "gpu 1")] and current == ["gpu 0"]
+    with pytest.raises(TypeError, match=r"^out: stubpy has no bfloat16; give the result$"):
+        arrays._make("out", ndarray(), look, (2, 3), arrays.BF16)
 
 
 def test_cupy(random):
