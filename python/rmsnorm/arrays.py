@@ -9,6 +9,7 @@ SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math
+import numbers
 import operator
 import sys
 from functools import cache
@@ -235,11 +236,29 @@ def _fold(x: _Look, shape: int, looks: list) -> tuple[int, int, list]:
     return rows, heads, strides
 
 
+def _apart(y: _Look, total: _Look | None) -> None:
+    """The library refuses results that lie in each other, but of a copy it does not see where it goes."""
+    copied = [look for look in (y, total) if look is not None and look.copied is not None]
+    if not copied:
+        return
+    import numpy
+
+    for look in copied:
+        if any(step == 0 and size > 1 for step, size in zip(look.copied.strides, look.shape)):
+            raise ValueError(f"{look.name}: several of its elements are one place in memory")
+    if total is not None:
+        ends = [look.owner if look.copied is None else look.copied for look in (y, total)]
+        if numpy.may_share_memory(*ends) and numpy.shares_memory(*ends):
+            raise ValueError("out and residual_out share memory; two results have to be apart")
+
+
 def _call(
     run, x, weight, eps, residual, gate, preset, quant, scale, groups, divisor, dtype, residual_dtype, out,
     residual_out, scale_out, stats, threads, impl, stream,
 ):  # fmt: skip
     rules = RULES[preset]
+    if type(eps) is not float and not isinstance(eps, numbers.Real):
+        raise TypeError(f"eps: a number is needed, that of the checkpoint, not {type(eps).__name__}")
     source, x = x, _Look("x", x, stream).real()
     if not x.shape:
         raise ValueError("x: has no dimension to normalise")
@@ -271,7 +290,8 @@ def _call(
     made["y"] = out if out is not None else _make("out", source, x, x.shape, code)
     y = _Look("out", made["y"], stream).output(x)
     if quant is None:
-        y.real()
+        if y.real().code != code and dtype is not None:
+            raise ValueError(f"dtype: {_NAMES[code]} is asked for, and out has {_NAMES[y.code]}")
     elif y.code != code and not (code in _BYTES and y.code == FP8_E4M3):
         raise TypeError(f"out: {_NAMES[code]} is needed, not {_NAMES[y.code]}")
     else:
@@ -298,6 +318,7 @@ def _call(
     present = [look for look in (x, residual, gate, y, total) if look is not None]
     empty = 0 in x.shape[:-1]
     rows, heads, strides = (0, 1, [(0, 0)] * 5) if empty else _fold(x, shape, present)
+    _apart(y, total)
     step = iter(strides)
     tuples = [
         None if look is None else (look.address, look.code, *next(step)) for look in (x, residual, gate, y, total)

@@ -1,5 +1,6 @@
 """hub.py - pure layers for the slots "RMSNorm", "RMSNormZeroCentered" and "RMSNormGated" of the package kernels.
 
+    import rmsnorm.hub
     from kernels import Mode, kernelize, register_kernel_mapping
     register_kernel_mapping(rmsnorm.hub.mapping())
     kernelize(model, mode=Mode.INFERENCE, device="cpu")

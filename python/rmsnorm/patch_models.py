@@ -83,6 +83,8 @@ def patch(model: nn.Module, *, also: Mapping[type, str] | None = None) -> Report
 
     `also` adds classes that the table of families.py does not know: {MyRMSNorm: "llama"}. They are probed like all.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model: a torch.nn.Module is needed, not {type(model).__name__}")
     report = Report()
     for name, module in model.named_modules():
         cls = type(module)

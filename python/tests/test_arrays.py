@@ -310,6 +310,32 @@ raise SystemExit(os.waitpid(child, 0)[1])
     assert subprocess.run([sys.executable, "-c", code], timeout=120, env=environment).returncode == 0
 
 
+def test_results_in_one_place(random):
+    """Results that lie in each other are refused where copies would hide it from the library; those that lie between
+    each other are not."""
+    x = make(random, (6, 40), F32)
+    both = np.empty((40, 6), F32).T
+    with pytest.raises(ValueError, match="^out and residual_out share memory"):
+        rmsnorm.rms_norm(x, eps=1e-6, residual=x, out=both, residual_out=both)
+    one = np.empty(6, F32)
+    with pytest.raises(ValueError, match="^out: several of its elements are one place in memory"):
+        rmsnorm.rms_norm(x, eps=1e-6, out=np.lib.stride_tricks.as_strided(one, (6, 40), (4, 0)))
+    between = np.empty((6, 80), F32)
+    want = rmsnorm.rms_norm(x, eps=1e-6, residual=x)
+    rmsnorm.rms_norm(x, eps=1e-6, residual=x, out=between[:, ::2], residual_out=between[:, 1::2])
+    assert oracle.same_bits(between[:, ::2], want[0]) and oracle.same_bits(between[:, 1::2], want[1])
+
+
+def test_words_for_eps_and_dtype(random):
+    x = make(random, (6, 40), F32)
+    for eps in (None, "1e-6"):
+        with pytest.raises(TypeError, match=f"^eps: a number is needed, .*, not {type(eps).__name__}$"):
+            rmsnorm.rms_norm(x, eps=eps)
+    with pytest.raises(ValueError, match="^dtype: float16 is asked for, and out has float32$"):
+        rmsnorm.rms_norm(x, eps=1e-6, out=np.empty_like(x), dtype="float16")
+    assert rmsnorm.rms_norm(x, eps=np.float32(1e-6), out=np.empty(x.shape, BF16)).dtype == BF16
+
+
 @pytest.mark.parametrize("standard", [False, True])
 def test_results_beside_arrays_on_a_gpu(standard, monkeypatch):
     """They are made by the module of x on the device of x, which is current (CuPy) or said (the array API), whether the

@@ -643,3 +643,8 @@ def test_hub_layers_through_kernels(monkeypatch):
         assert torch.equal(logits(model), ours)
         rmsnorm.unpatch(model)
         assert torch.equal(logits(model), own)
+
+
+def test_only_a_module_is_patched():
+    with pytest.raises(TypeError, match="^model: a torch.nn.Module is needed, not dict$"):
+        rmsnorm.patch({})

@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 import rmsnorm  # noqa: E402
 import rmsnorm.torch as rt  # noqa: E402
 from rmsnorm import Numerics  # noqa: E402
+from torch.autograd import forward_ad  # noqa: E402
 
 DEVICES = os.environ.get("RMSNORM_TEST_DEVICES", "cpu,cuda" if torch.cuda.is_available() else "cpu").split(",")
 TYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
@@ -435,9 +436,79 @@ def test_autograd_knows_what_was_overwritten():
 
 def test_a_trace_has_the_operator():
     w = make(64)
-    traced = torch.jit.trace(lambda x: rt.rms_norm(x, w, 1e-6), make(4, 64), check_trace=False)
+    traced = torch.jit.trace(lambda x: rt.rms_norm(x, w, 1e-6), make(4, 64))
     x = make(7, 64)
     assert same(traced(x), rt.rms_norm(x, w, 1e-6))
+
+
+def test_transforms():
+    """vmap and many gradients at once are right; what would come out as zeros or as nonsense is refused in words."""
+    x, w = make(3, 2, 64), make(3, 64)
+    want = torch.stack([rt.rms_norm(a, b, 1e-6) for a, b in zip(x, w)])
+    assert same(torch.vmap(lambda a, b: rt.rms_norm(a, b, 1e-6))(x, w), want)
+    x = make(2, 64, grad=True)
+    y = rt.rms_norm(x, None, 1e-6)
+    dy = make(3, 2, 64)
+    (got,) = torch.autograd.grad(y, x, dy, is_grads_batched=True, retain_graph=True)
+    assert same(got, torch.stack([torch.autograd.grad(y, x, one, retain_graph=True)[0] for one in dy]))
+    x = x.detach()
+
+    def norm(x):
+        return rt.rms_norm(x, None, 1e-6)
+
+    def dual(x):
+        with forward_ad.dual_level():
+            norm(x)  # has no tangent
+            return norm(forward_ad.make_dual(x, x))
+
+    def dual_operator(x):
+        with forward_ad.dual_level():
+            torch.ops.rmsnorm.forward(forward_ad.make_dual(x, x), None, None, None, 1e-6, "torch")
+
+    def dual_backward(x):
+        y = norm(x.requires_grad_())
+        with forward_ad.dual_level():
+            y.backward(forward_ad.make_dual(x.detach(), x.detach()))
+
+    for transform in (lambda x: torch.func.jvp(norm, (x,), (x,)), torch.func.jacrev(norm), dual, dual_operator,
+                      dual_backward, torch.vmap(torch.func.grad(lambda x: norm(x).sum()))):  # fmt: skip
+        with pytest.raises(NotImplementedError, match="do not go through a norm of the library"):
+            transform(x)
+
+
+def test_negated_memory():
+    """The imaginary part of a conjugate is a view whose memory has the other sign."""
+    for cols in (1, 64):
+        x = torch.complex(make(4, cols), make(4, cols)).conj().imag
+        assert x.is_neg()
+        w, plain = make(cols), x.resolve_neg()
+        assert same(rt.rms_norm(x, w, 1e-6), rt.rms_norm(plain, w, 1e-6))
+        out = torch.empty(4, cols, dtype=torch.complex64).conj().imag
+        assert same(rt.rms_norm(x, w, 1e-6, out=out).resolve_neg(), rt.rms_norm(plain, w, 1e-6))
+        q, _ = rt.rms_norm_quant(x, w, 1e-6)
+        assert np.array_equal(array(q), array(rt.rms_norm_quant(plain, w, 1e-6)[0]))
+    w = torch.complex(make(64), make(64)).conj().imag
+    assert same(rt.rms_norm(plain, w, 1e-6), rt.rms_norm(plain, w.resolve_neg(), 1e-6))
+
+
+def test_results_in_one_place():
+    x = make(40, 6).t()
+    with pytest.raises(ValueError, match="^out and residual_out are the same memory"):
+        rt.serving.fused_add_rms_norm(x, x, None, 1e-6)
+    with pytest.raises(ValueError, match="^out: several of its elements are one place in memory"):
+        rt.rms_norm(x, None, 1e-6, out=torch.empty(6, 1).expand(6, 40))
+
+
+def test_words_for_types():
+    x = make(4, 64)
+    for name in ("dtype", "residual_dtype"):
+        for dtype in (torch.int32, "float16"):
+            with pytest.raises(TypeError, match=f"^{name}: torch.float32, .* is needed, not {dtype!r}$"):
+                rt.fused_add_rms_norm(x, x, None, 1e-6, **{name: dtype})
+    with pytest.raises(TypeError, match="^out: a torch.Tensor is needed, not ndarray$"):
+        rt.rms_norm(x, None, 1e-6, out=x.numpy())
+    with pytest.raises(ValueError, match="^dtype: torch.float16 is asked for, and out has torch.float32$"):
+        rt.rms_norm(x, None, 1e-6, out=torch.empty(4, 64), dtype=torch.float16)
 
 
 def test_base_hands_tensors_of_torch_on():

@@ -9,6 +9,7 @@ SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import torch
+from torch.autograd import forward_ad
 
 from ..numerics import RULES
 from . import direct
@@ -83,6 +84,26 @@ def through_operator(*arguments):
     )
 
 
+def refuse_tangents(*tensors: torch.Tensor | None) -> None:
+    """torch would take the tangent of an operator's results for zero, without a word."""
+    if any(t is not None and forward_ad.unpack_dual(t).tangent is not None for t in tensors):
+        raise NotImplementedError(NO_WAY)
+
+
+def _batched(gradient: torch.Tensor | None) -> bool:
+    """Whether it is many: torch has two kinds of that, for vmap and for is_grads_batched."""
+    functorch = torch._C._functorch
+    return gradient is not None and (
+        functorch.is_batchedtensor(gradient) or functorch.is_legacy_batchedtensor(gradient)
+    )
+
+
+NO_WAY = (
+    "rmsnorm: forward-mode gradients and the gradients of torch.func do not go through a norm of the library; vmap and "
+    "torch.autograd do"
+)
+
+
 class Norm(torch.autograd.Function):
     """apply(x, weight, residual, gate, eps, preset, groups, divisor, dtype, residual_dtype)
 
@@ -104,7 +125,10 @@ class Norm(torch.autograd.Function):
         # With create_graph the gradient has a gradient, which must be missed loudly. (once_differentiable does not: it
         # is silent when dy itself needs no gradient.)
         backward = direct.backward
-        if torch.is_grad_enabled():
+        if forward_ad._current_level >= 0:
+            refuse_tangents(dy, dresidual_out)
+        # Of many gradients at once (is_grads_batched), torch makes a call of the operator for each.
+        if torch.is_grad_enabled() or _batched(dy) or _batched(dresidual_out):
             backward, ctx.preset = through_operator, ctx.preset if isinstance(ctx.preset, str) else ctx.preset.text
         dx, dresidual, dgate, dweight = gradients(
             ctx, backward, dy, dresidual_out, (want_x, want_residual, want_gate, want_weight)

@@ -134,6 +134,11 @@ def check_device(name: str, tensor: Tensor, x: Tensor) -> None:
         raise ValueError(f"{name}: is on {tensor.device}, x on {x.device}")
 
 
+def check_dtype(name: str, dtype: torch.dtype | None) -> None:
+    if dtype is not None and dtype not in CODES:
+        raise TypeError(f"{name}: torch.float32, float16, bfloat16 or float64 is needed, not {dtype!r}")
+
+
 def check_x(x: Tensor) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"x: a torch.Tensor is needed, not {type(x).__name__}")
@@ -209,12 +214,12 @@ class View:
         for i, tensor in enumerate(tensors):
             if tensor is not None and wanted(tensor):
                 self.copies[i] = tensor
-                tensors[i] = tensor.contiguous()
+                tensors[i] = tensor.resolve_neg().contiguous()
         self.tensors = tuple(tensors)
 
     def _fold(self, x: Tensor, shape: int, cols: int) -> None:
-        if cols > 1:
-            self._copy(lambda tensor: tensor.stride(-1) != 1)
+        # The imaginary part of a conjugate is a view whose memory has the other sign.
+        self._copy(lambda tensor: (cols > 1 and tensor.stride(-1) != 1) or tensor.is_neg())
         if not self._try(x, shape):
             self._copy(lambda tensor: not tensor.is_contiguous())
             self._try(x, shape)
@@ -241,6 +246,16 @@ class View:
             None if tensor is None else (tensor.data_ptr(), ALL_CODES[tensor.dtype], *stride)
             for tensor, stride in zip(self.tensors, self.strides)
         ]
+
+    def check_outputs(self, **positions: int) -> None:
+        """The library refuses results that lie in each other, but of a copy it does not see where it goes."""
+        originals = {name: self.copies.get(i, self.tensors[i]) for name, i in positions.items()}
+        for name, tensor in originals.items():
+            if tensor is not None and any(s == 0 and n > 1 for s, n in zip(tensor.stride(), tensor.shape)):
+                raise ValueError(f"{name}: several of its elements are one place in memory")
+        places = [tensor.data_ptr() for tensor in originals.values() if tensor is not None]
+        if len(set(places)) < len(places):
+            raise ValueError(f"{' and '.join(positions)} are the same memory; two results have to be apart")
 
     def write_back(self, positions) -> None:
         for i in positions:
@@ -272,6 +287,8 @@ def forward(
     rules = RULES[preset]
     if out is not None or residual_out is not None:
         _changed(out, residual_out)
+    if residual_dtype is not None:
+        check_dtype("residual_dtype", residual_dtype)
     if HAS_SHORT and groups == 1 and divisor == 0 and gate is None and x.is_contiguous() and _here(x):
         y, x_type = out, x.dtype
         if y is None:
@@ -296,7 +313,7 @@ def forward(
         weight_code = CODES.get(weight.dtype) or dtype_code("weight", weight)
         shape = weight_shape(x, weight, groups)
         if not weight.is_contiguous():
-            weight = weight.contiguous()
+            weight = weight.resolve_neg().contiguous()
         weight_tuple = (weight.data_ptr(), weight_code, shape)
     if residual is not None:
         check_like("residual", residual, x)
@@ -309,9 +326,8 @@ def forward(
         check_groups(groups, x.shape[-1])
 
     if out is None:
+        check_dtype("dtype", dtype)
         out = _empty(x.shape, dtype=dtype or TYPES[result_dtype(rules, code, weight_code)], device=x.device)
-        if out.dtype not in CODES:
-            dtype_code("dtype", out)
     else:
         check_like("out", out, x)
         dtype_code("out", out)
@@ -324,6 +340,8 @@ def forward(
         return out, residual_out, rstd
 
     view = View(x, shape, (x, residual, gate, out, residual_out))
+    if view.copies:
+        view.check_outputs(out=3, residual_out=4)
     tuples = view.tuples()
     _run(
         _native.forward,
@@ -393,7 +411,7 @@ def quantise(
     if weight is not None:
         code = dtype_code("weight", weight)
         shape = weight_shape(x, weight, groups)
-        weight = weight.contiguous()
+        weight = weight.resolve_neg().contiguous()
         weight_tuple = (weight.data_ptr(), code, shape)
     if residual is not None:
         check_like("residual", residual, x)
@@ -404,6 +422,7 @@ def quantise(
         dtype_code("gate", gate)
     check_groups(groups, x.shape[-1])
     check_scale(scale, x, quant)
+    check_dtype("residual_dtype", residual_dtype)
     _changed(q, scales, residual_out)
     q_type, scale_type, scale_shape = quant_shapes(x, quant)
     if q is None:
@@ -424,6 +443,8 @@ def quantise(
         return q, scales, residual_out
 
     view = View(x, shape, (x, residual, gate, q, residual_out))
+    if view.copies:
+        view.check_outputs(q=3, residual_out=4)
     tuples = view.tuples()
     packed = quant.pack(
         0 if scale is None else scale.data_ptr(), 0 if quant.granularity == TENSOR else scales.data_ptr(), 0, tuples[3]
@@ -473,7 +494,7 @@ def backward(
     shape, weight_tuple = WEIGHT_COLS, None
     if weight is not None:
         shape = weight_shape(x, weight, groups)
-        weight = weight.contiguous()
+        weight = weight.resolve_neg().contiguous()
         weight_tuple = (weight.data_ptr(), CODES[weight.dtype], shape)
     dx = _empty(x.shape, dtype=dx_type, device=x.device) if dx_type is not None else None
     dresidual = None

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from ..numerics import Numerics, Quant
 from . import direct
-from .autograd import Norm
+from .autograd import NO_WAY, Norm, refuse_tangents
 
 Preset = str | Numerics
 
@@ -20,6 +21,7 @@ _STRIDED = torch.strided
 _compiling = torch.compiler.is_compiling
 _modes = torch._C._len_torch_dispatch_stack
 _tracing = torch._C._get_tracing_state
+_functorch = torch._C._functorch.peek_interpreter_stack
 _grad = torch.is_grad_enabled
 
 
@@ -34,7 +36,24 @@ def _plain(x, weight, residual=None, gate=None) -> bool:
         return False
     if x is None:
         raise TypeError("x: a torch.Tensor is needed, not None")
+    if _functorch() is not None or forward_ad._current_level >= 0:
+        _transformed(x, weight, residual, gate)
+        return False
     return _modes() == 0 and _tracing() is None and (x.is_cpu or x.is_cuda) and x.layout is _STRIDED
+
+
+def _transformed(*tensors: Tensor | None) -> None:
+    """Under vmap, torch calls an operator once for each example; other transforms know no way through one."""
+    vmap = torch._C._functorch.TransformType.Vmap
+    if any(level.key() != vmap for level in torch._C._functorch.get_interpreter_stack() or ()):
+        raise NotImplementedError(NO_WAY)
+    if forward_ad._current_level >= 0:
+        refuse_tangents(*tensors)
+
+
+def _stats() -> bool:
+    """Whether backward may want rstd. A trace stands for both, and is checked without gradients."""
+    return _grad() or _tracing() is not None
 
 
 def _text(preset: Preset) -> str:
@@ -73,8 +92,12 @@ def rms_norm(
     the result; None is what the family of the preset returns. out: written and returned, without a gradient."""
     if eps is None:
         raise TypeError(_NO_EPS)
-    if _plain(x, weight):
+    if out is not None and not isinstance(out, Tensor):
+        raise TypeError(f"out: a torch.Tensor is needed, not {type(out).__name__}")
+    if _plain(x, weight, out):
         if out is not None:
+            if dtype is not None and dtype != out.dtype:
+                raise ValueError(f"dtype: {dtype} is asked for, and out has {out.dtype}")
             _forward_only("rms_norm with out=", x, weight, out)
             return direct.forward(x, weight, None, None, eps, preset, groups, divisor, out=out)[0]
         if _grad() and (x.requires_grad or (weight is not None and weight.requires_grad)):
@@ -82,7 +105,7 @@ def rms_norm(
         return direct.forward(x, weight, None, None, eps, preset, groups, divisor, dtype)[0]
     if out is None:
         return torch.ops.rmsnorm.forward(
-            x, weight, None, None, eps, _text(preset), groups, divisor, dtype, None, _grad()
+            x, weight, None, None, eps, _text(preset), groups, divisor, dtype, None, _stats()
         )[0]
     if groups != 1 or divisor != 0:
         raise NotImplementedError("rms_norm: out= with groups or a divisor is for plain eager tensors")
@@ -116,7 +139,7 @@ def fused_add_rms_norm(
             return Norm.apply(x, weight, residual, None, eps, preset, groups, divisor, dtype, residual_dtype)
         return direct.forward(x, weight, residual, None, eps, preset, groups, divisor, dtype, residual_dtype)[:2]
     return torch.ops.rmsnorm.forward(
-        x, weight, residual, None, eps, _text(preset), groups, divisor, dtype, residual_dtype, _grad()
+        x, weight, residual, None, eps, _text(preset), groups, divisor, dtype, residual_dtype, _stats()
     )[:2]
 
 
@@ -138,7 +161,7 @@ def gated_rms_norm(
         if _wants_grad(x, weight, gate):
             return Norm.apply(x, weight, None, gate, eps, preset, groups, divisor, dtype, None)
         return direct.forward(x, weight, None, gate, eps, preset, groups, divisor, dtype)[0]
-    return torch.ops.rmsnorm.forward(x, weight, None, gate, eps, _text(preset), groups, divisor, dtype, None, _grad())[
+    return torch.ops.rmsnorm.forward(x, weight, None, gate, eps, _text(preset), groups, divisor, dtype, None, _stats())[
         0
     ]
 

@@ -14,10 +14,11 @@ SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import torch
+from torch.autograd import forward_ad
 
 from ..numerics import F64, RULES, Quant, result_dtype
 from . import direct
-from .autograd import gradients, save, through_operator
+from .autograd import gradients, refuse_tangents, save, through_operator
 
 _library = torch.library.Library("rmsnorm", "DEF")
 _TAGS = (torch.Tag.pt2_compliant_tag,)
@@ -43,6 +44,8 @@ def _or_absent(x, *tensors):
 
 # ----------------------------------------------------------------------------------------------------------------------
 def _forward(x, weight, residual, gate, eps, preset, groups=1, divisor=0, dtype=None, residual_dtype=None, stats=True):
+    if forward_ad._current_level >= 0:
+        refuse_tangents(x, weight, residual, gate)
     y, residual_out, rstd = direct.forward(
         x, weight, residual, gate, eps, preset, groups, divisor, dtype, residual_dtype, stats
     )
