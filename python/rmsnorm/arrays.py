@@ -46,13 +46,14 @@ _CODES = {
     "float32": F32, "float16": F16, "bfloat16": BF16, "float64": F64, "float8_e4m3fn": FP8_E4M3,
     "float8_e5m2": FP8_E5M2, "int8": INT8, "float8_e8m0fnu": E8M0,
 }  # fmt: skip
-_NAMES = {code: name for name, code in _CODES.items()}
+_BYTE = -1  # uint8: a place for the codes of a one-byte number; of which, the caller says
+_NAMES = {**{code: name for name, code in _CODES.items()}, _BYTE: "uint8"}
 _REAL = (F32, F16, BF16, F64)
 # Without ml_dtypes a one-byte number is its code.
 _BYTES = (FP8_E4M3, FP8_E5M2, E8M0)
 # DLPack: (type code, bits) and devices.
 _DLPACK = {(2, 32): F32, (2, 16): F16, (4, 16): BF16, (2, 64): F64, (10, 8): FP8_E4M3, (12, 8): FP8_E5M2,
-           (0, 8): INT8, (14, 8): E8M0}  # fmt: skip
+           (0, 8): INT8, (14, 8): E8M0, (1, 8): _BYTE}  # fmt: skip
 _DEVICES = {1: CPU, 3: CPU, 2: CUDA, 13: CUDA, 10: HIP, 11: CPU}
 
 
@@ -90,8 +91,7 @@ class _Look:
         self.strides = tuple(step // size for step in strides)
 
     def _code(self, dtype: Any) -> int:
-        # uint8 is a place for codes; which kind, the caller says.
-        code = FP8_E4M3 if dtype.name == "uint8" else _CODES.get(dtype.name, 0) if dtype.isnative else 0
+        code = _BYTE if dtype.name == "uint8" else _CODES.get(dtype.name, 0) if dtype.isnative else 0
         if code == 0:
             raise TypeError(f"{self.name}: {', '.join(_CODES)} are known, not {dtype.str} ({dtype.name})")
         _SEEN[dtype] = code
@@ -292,7 +292,7 @@ def _call(
     if quant is None:
         if y.real().code != code and dtype is not None:
             raise ValueError(f"dtype: {_NAMES[code]} is asked for, and out has {_NAMES[y.code]}")
-    elif y.code != code and not (code in _BYTES and y.code == FP8_E4M3):
+    elif y.code != code and not (code in _BYTES and y.code == _BYTE):
         raise TypeError(f"out: {_NAMES[code]} is needed, not {_NAMES[y.code]}")
     else:
         y.code = code
@@ -359,7 +359,7 @@ def _scales(made: dict, source, x: _Look, quant: Quant, scale, scale_out, stream
     look = _Look("scale_out", scale_out, stream)
     if look.shape != stored or look.strides != packed_strides(stored) or look.device != x.device or look.read_only:
         raise ValueError(f"scale_out: the shape {stored}, packed and writable, on the device of x is needed")
-    if look.code != code and not (code == E8M0 and look.code == FP8_E4M3):
+    if look.code != code and not (code == E8M0 and look.code == _BYTE):
         raise TypeError(f"scale_out: {_NAMES[code]} is needed")
     made["scale"] = scale_out
     if by_column:

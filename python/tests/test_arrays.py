@@ -326,6 +326,26 @@ def test_results_in_one_place(random):
     assert oracle.same_bits(between[:, ::2], want[0]) and oracle.same_bits(between[:, 1::2], want[1])
 
 
+def test_one_byte_numbers_are_not_mixed_up(random):
+    """uint8 takes the codes of each; an array of another type would show them as other numbers."""
+    x = make(random, (6, 64), F32)
+    for quant, own, other in (
+        ("fp8-e5m2-row", ml_dtypes.float8_e5m2, ml_dtypes.float8_e4m3fn),
+        ("fp8-row", ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2),
+    ):
+        want = rmsnorm.rms_norm(x, eps=1e-6, quant=quant)[0]
+        for dtype in (own, np.uint8):
+            got = rmsnorm.rms_norm(x, eps=1e-6, quant=quant, out=np.empty(x.shape, dtype))[0]
+            assert got.dtype == dtype and (got.view(np.uint8) == want.view(np.uint8)).all()
+        with pytest.raises(TypeError, match=f"^out: {own.__name__} is needed, not {other.__name__}$"):
+            rmsnorm.rms_norm(x, eps=1e-6, quant=quant, out=np.empty(x.shape, other))
+    with pytest.raises(TypeError, match="^scale_out: float8_e8m0fnu is needed"):
+        rmsnorm.rms_norm(x, eps=1e-6, quant="mxfp8", scale_out=np.empty((6, 2), ml_dtypes.float8_e4m3fn))
+    rmsnorm.rms_norm(x, eps=1e-6, quant="mxfp8", scale_out=np.empty((6, 2), np.uint8))
+    with pytest.raises(TypeError, match="^x: float32, .* is needed, not uint8$"):
+        rmsnorm.rms_norm(np.ones((2, 2), np.uint8), eps=1e-6)
+
+
 def test_words_for_eps_and_dtype(random):
     x = make(random, (6, 40), F32)
     for eps in (None, "1e-6"):
