@@ -117,7 +117,8 @@ static row_judged judge_group(rn_diff *d, const rn_model *m, int64_t row, int64_
   return j;
 }
 
-bool rn_confirm(rn_diff *d, const rn_model *m, bool all, rn_confirmed *c) {
+bool rn_confirm(rn_diff *d, const rn_model *m, rn_confirm_rows which, rn_confirmed *c) {
+  enum { ENOUGH = 1 << 15 }; /* elements, for the share of those that are wrong */
   uint8_t *cols_differ = calloc((size_t)d->cols, 1);
   memset(c, 0, sizeof *c);
   rn_diff_evidence *e = &c->evidence;
@@ -125,6 +126,7 @@ bool rn_confirm(rn_diff *d, const rn_model *m, bool all, rn_confirmed *c) {
   c->nominal = true;
   if (!cols_differ) return false;
   d->w_of = NULL;
+  bool all = which != RN_CONFIRM_SAMPLE;
   int64_t rows = all ? d->rows : d->samples;
   for (int64_t i = 0; i < rows; i++) {
     int64_t row = all ? i : d->sample[i], outside = 0, differ = 0;
@@ -146,6 +148,8 @@ bool rn_confirm(rn_diff *d, const rn_model *m, bool all, rn_confirmed *c) {
     } else if (row > c->last_right) {
       c->last_right = row;
     }
+    /* A wrong row that is not wrong throughout: nothing that follows makes up for it. */
+    if (which != RN_CONFIRM_ALL && c->rows_gone < c->rows_wrong && e->elements >= ENOUGH) break;
     if (all && (i & 63) == 0) rn_progress(d, (double)i / (double)rows);
   }
   for (int64_t i = 0; i < d->cols; i++) e->cols_differ += cols_differ[i];

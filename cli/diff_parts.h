@@ -200,6 +200,7 @@ struct rn_diff {
   rn_fit *target;      /* the statistic search: [samples][groups] */
   int64_t target_groups, target_groups_most;
   bool stale[RN_SAMPLE_MOST]; /* sample rows that hold something else altogether */
+  const rn_model *taken;      /* whose fits those are; NULL: of none */
   double fit_slack;
   bool plain;        /* the statistic is to be explained without a mistake */
   bool pairs, loose; /* also two mistakes; also an rstd that only lies within a wide bound */
@@ -268,6 +269,8 @@ rn_model rn_model_from(const rn_diff *d, const rmsnorm_numerics *n);
 void rn_roundings(const rn_diff *d, const rn_model *from, rn_proposals *list);
 
 /* ---- diff_confirm.c ---- */
+/* The rows that a model is held against; the first two kinds stop when it can not be right any more. */
+typedef enum rn_confirm_rows { RN_CONFIRM_SAMPLE, RN_CONFIRM_UNTIL_WRONG, RN_CONFIRM_ALL } rn_confirm_rows;
 typedef struct rn_confirmed {
   rn_diff_match match;
   rn_diff_evidence evidence;     /* theirs against the model, every row with the rstd that fits it */
@@ -276,8 +279,8 @@ typedef struct rn_confirmed {
   int64_t rows_wrong, rows_gone; /* rows with an element outside; those where most are */
   int64_t first_wrong, last_right;
 } rn_confirmed;
-/* All rows under a model (`all`), or the sample. */
-bool rn_confirm(rn_diff *d, const rn_model *m, bool all, rn_confirmed *c);
+/* The rows that count, under a model. */
+bool rn_confirm(rn_diff *d, const rn_model *m, rn_confirm_rows which, rn_confirmed *c);
 void rn_progress(const rn_diff *d, double share);
 
 /* ---- diff_search.c, diff_explain.c ---- */

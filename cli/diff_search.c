@@ -156,7 +156,7 @@ static bool loose(rn_diff *d, const rn_model *m, ranked *found) {
     t.root = kinds[i].root, t.stat_dtype = kinds[i].dtype;
     double bound = rn_model_rstd_bound(d, &t) / rn_unit(d);
     off o = off_statistic(d, &t, bound);
-    if (!(o.most <= bound) || o.rows < 4) continue;
+    if (!(o.most <= bound) || o.rows < 4 * m->groups) continue;
     t.note[t.faults - 1][0] = 0;
     rn_model_parameter(&t, "error", o.most * rn_unit(d));
     if (kinds[i].dtype) rn_model_note(&t, "%s, in an order that is not known", rmsnorm_dtype_name(kinds[i].dtype));
@@ -171,7 +171,12 @@ bool rn_search_statistic(rn_diff *d, const rn_model *m, rn_proposals *out) {
   rn_proposals list;
   int count = 0;
   out->count = 0;
-  if (!take_targets(d, m) || !rn_proposals_make(&list)) return false;
+  if (d->taken != m) {
+    d->taken = NULL;
+    if (!take_targets(d, m)) return false;
+    d->taken = m;
+  }
+  if (!rn_proposals_make(&list)) return false;
   double bound = rn_model_rstd_bound(d, m) / rn_unit(d) + 1;
   off base = off_statistic(d, m, INFINITY);
   if (base.rows && base.most <= 3) { /* nothing to explain */
@@ -185,9 +190,12 @@ bool rn_search_statistic(rn_diff *d, const rn_model *m, rn_proposals *out) {
     list.count = 0;
     rn_propose_axis(d, RN_AXIS_STATISTIC, m, &list);
     if (ordered) found[count++] = order[0];
-    if (!ordered && !d->plain) count = fitting(d, &list, 0, &base, found, FOUND_MOST);
+    /* Of a few rounded rstd every one is somebody's. */
+    bool few = m->faults && m->stages.rstd != m->stages.real && base.rows < 3 * m->groups;
+    if (!ordered && !d->plain && !few) count = fitting(d, &list, 0, &base, found, FOUND_MOST);
     if ((!count || ordered) && base.most <= bound && base.rows) found[count].model = *m, found[count++].o = base;
-    if (!count && d->pairs && !d->plain && m->faults == 0) {
+    /* Two mistakes that are free to choose their numbers explain any two rows. */
+    if (!count && d->pairs && !d->plain && m->faults == 0 && base.rows >= 3 * m->groups) {
       rn_proposals second;
       int singles = list.count;
       if (rn_proposals_make(&second)) {
@@ -262,7 +270,7 @@ static bool only_last_rows(const rn_diff *d, const rn_model *m, const rn_confirm
 static bool accept(search *s, rn_model *m) {
   rn_diff *d = s->d;
   rn_confirmed c;
-  if (!rn_confirm(d, m, false, &c)) return false;
+  if (!rn_confirm(d, m, RN_CONFIRM_SAMPLE, &c)) return false;
   bool last = only_last_rows(d, m, &c);
   /* Rows that lie outside of x say nothing for a stride. */
   if (m->row_step != d->cols && c.evidence.unknown > c.evidence.elements + c.evidence.elements / 8) return false;
@@ -273,12 +281,12 @@ static bool accept(search *s, rn_model *m) {
     keep_nearest(s, m, &c);
     return false;
   }
-  if (s->budget-- <= 0 || !rn_confirm(d, m, true, &c)) return false;
+  if (s->budget-- <= 0 || !rn_confirm(d, m, RN_CONFIRM_UNTIL_WRONG, &c)) return false;
   if (only_last_rows(d, m, &c)) {
     m->fault[m->faults++] = rn_entry_named("rows-unwritten");
     m->rows_written = c.first_wrong;
     rn_model_parameter(m, "row", (double)c.first_wrong);
-    if (!rn_confirm(d, m, true, &c)) return false;
+    if (!rn_confirm(d, m, RN_CONFIRM_ALL, &c)) return false;
   }
   if (c.match == RN_DIFF_PARTLY) {
     keep_nearest(s, m, &c);
@@ -306,20 +314,25 @@ static bool settle(search *s, const rn_model *from, int faults) {
       if (attempts[wide]++ < 3) fits[fitting_count++] = *m;
     }
     d->fit_slack = slacks[k];
+    d->taken = NULL;
     /* A rounding that needs no mistake in the statistic goes before one that does. */
     for (int pass = 0; pass < 2; pass++)
       for (int i = 0; i < fitting_count; i++) {
         d->plain = pass == 0;
         if (!rn_search_statistic(d, &fits[i], &s->statistics)) {
           rn_confirmed c;
-          if (pass && rn_confirm(d, &fits[i], false, &c)) keep_nearest(s, &fits[i], &c);
+          if (pass && rn_confirm(d, &fits[i], RN_CONFIRM_SAMPLE, &c)) keep_nearest(s, &fits[i], &c);
           continue;
         }
         for (int b = 0; b < s->statistics.count; b++) {
           rn_model t = s->statistics.model[b];
-          if (t.faults <= faults && accept(s, &t)) return true;
+          if (t.faults <= faults && accept(s, &t)) {
+            d->taken = NULL;
+            return true;
+          }
         }
       }
+    d->taken = NULL;
   }
   return false;
 }
@@ -342,10 +355,24 @@ static int rank(kept *k, int count, const rn_model *m, double close, double spre
   return count;
 }
 
+/* The same two mistakes, the other one first. */
+static bool reversed(const kept *k, int count, const rn_model *m, double close, double spread) {
+  for (int i = 0; i < count && m->faults >= 2; i++) {
+    const rn_model *other = &k[i].model;
+    int last = m->faults - 1;
+    if (k[i].close == close && k[i].spread == spread && other->faults == m->faults &&
+        other->fault[last] == m->fault[last - 1] && other->fault[last - 1] == m->fault[last] &&
+        strcmp(other->note[last], m->note[last - 1]) == 0 && strcmp(other->note[last - 1], m->note[last]) == 0)
+      return true;
+  }
+  return false;
+}
+
 static int keep_close(rn_diff *d, const rn_proposals *list, kept *k, int count) {
   for (int i = 0; i < list->count; i++) {
     double spread, close = rn_closeness(d, &list->model[i], COARSE_ROWS, &spread);
-    if (close >= CLOSE_ENOUGH) count = rank(k, count, &list->model[i], close, spread);
+    if (close >= CLOSE_ENOUGH && !reversed(k, count, &list->model[i], close, spread))
+      count = rank(k, count, &list->model[i], close, spread);
   }
   return count;
 }
@@ -503,7 +530,8 @@ void rn_search_forward(rn_diff *d, rn_diff_result *result) {
     rn_explain_model(d, &s.answer, &s.confirmed, &result->explanation[result->count++]);
   } else if (s.any_nearest) {
     rn_confirmed c;
-    if (rn_confirm(d, &s.nearest, true, &c)) rn_explain_model(d, &s.nearest, &c, &result->explanation[result->count++]);
+    if (rn_confirm(d, &s.nearest, RN_CONFIRM_ALL, &c))
+      rn_explain_model(d, &s.nearest, &c, &result->explanation[result->count++]);
   }
   rn_proposals_free(&s.roundings), rn_proposals_free(&s.statistics);
 }

@@ -159,21 +159,28 @@ static void propose_eps(const rn_model *from, rn_proposals *list, double eps, rn
   m->eps = eps, m->eps_place = place;
 }
 
-void rn_propose_eps(const rn_diff *d, const rn_model *from, rn_proposals *list) {
-  static const double usual[] = {0,    1e-5, 1e-6, 1e-8, 1e-7, 1e-12, 1e-10, 1e-4,  1e-3, 1e-2,
-                                 1e-9, 5e-6, 2e-5, 5e-5, 1e-1, 1,     1e-15, 1e-20, 1e-16};
-  double low = 0, high = INFINITY;
+/* Every eps that the fits of all rows allow, and how many rows said so. */
+static int eps_allowed(const rn_diff *d, const rn_model *from, double *low, double *high) {
   int rows = 0;
+  *low = 0, *high = INFINITY;
   for (int i = 0; i < d->samples; i++) {
     double least, most;
     if (from->groups > 1 || !rn_target_mean(d, from, i, &least, &most)) continue;
     double divisor = from->divisor > 0 ? from->divisor : (double)(from->columns ? from->columns : d->cols);
     double mean = d->squares[i * (d->cols + 1) + (from->columns ? from->columns : d->cols)] / divisor;
     least += from->eps - mean, most += from->eps - mean;
-    if (least > low) low = least;
-    if (most < high) high = most;
+    if (least > *low) *low = least;
+    if (most < *high) *high = most;
     rows++;
   }
+  return rows;
+}
+
+void rn_propose_eps(const rn_diff *d, const rn_model *from, rn_proposals *list) {
+  static const double usual[] = {1e-5, 1e-6, 0,    1e-8, 1e-7, 1e-12, 1e-10, 1e-4,  1e-3, 1e-2,
+                                 1e-9, 5e-6, 2e-5, 5e-5, 1e-1, 1,     1e-15, 1e-20, 1e-16};
+  double low, high;
+  int rows = eps_allowed(d, from, &low, &high);
   for (size_t i = 0; i < sizeof usual / sizeof *usual; i++)
     if (from->groups > 1 || rows == 0 || (usual[i] <= high * 1.01 && usual[i] >= low * 0.99))
       propose_eps(from, list, usual[i], RN_EPS_INSIDE);
@@ -186,7 +193,9 @@ void rn_propose_eps_default(const rn_diff *d, const rn_model *from, rn_proposals
     const char *type;
     double eps;
   } defaults[] = {{"f32", 0x1p-23}, {"f16", 0x1p-10}, {"bf16", 0x1p-7}, {"f64", 0x1p-52}};
-  (void)d;
+  double low, high;
+  /* Where 0 fits as well, an epsilon that vanishes says nothing about where it came from. */
+  if (eps_allowed(d, from, &low, &high) > 0 && low <= 0) return;
   for (size_t i = 0; i < sizeof defaults / sizeof *defaults; i++) {
     int before = list->count;
     propose_eps(from, list, defaults[i].eps, RN_EPS_INSIDE);
