@@ -99,8 +99,8 @@ static bool settle_type(rn_pair *p, FILE *err) {
 }
 
 static bool make_table(int dtype, double **values) {
-  const size_t codes = (size_t)1 << (8 * rmsnorm_dtype_bytes(dtype));
   if (is_wide(dtype)) return true;
+  const size_t codes = (size_t)1 << (8 * rmsnorm_dtype_bytes(dtype));
   *values = malloc(codes * sizeof **values);
   if (*values == NULL) return false;
   for (size_t i = 0; i < codes; i++) (*values)[i] = rn_ref_decode(dtype, i);
