@@ -7,7 +7,6 @@ set(RMSNORM_CUDA_ARCHS "80;89;90;100;120" CACHE STRING "Compute capabilities tha
 set(RMSNORM_CUDA_PTX "80" CACHE STRING "Compute capabilities that get PTX, for later GPUs; empty: none")
 set(RMSNORM_KERNELS "" CACHE STRING "Families of kernels to build (src/cuda/kernels.h); empty: all")
 set(RMSNORM_CUDA_IMAGES "" CACHE PATH "A folder with FAMILY.fatbin of an earlier build, used instead of nvcc")
-set(RMSNORM_CUDA_THREADS 2 CACHE STRING "How many compute capabilities one nvcc compiles at a time")
 
 set(cuda OFF)
 set(all_families general forward quantise backward)
@@ -29,10 +28,15 @@ if(RMSNORM_TESTS AND CMAKE_SYSTEM_NAME STREQUAL Linux)
   target_link_libraries(rmsnorm_hosted PRIVATE rmsnorm_flags PUBLIC m ${CMAKE_DL_LIBS} Threads::Threads)
 endif()
 
-# nvcc of PATH, of CUDACXX, or of a usual place.
+# nvcc of PATH, of CUDACXX, or of a usual place, and the program beside it that puts its outputs into one image.
 function(rmsnorm_find_nvcc)
   find_program(RMSNORM_NVCC nvcc HINTS ENV CUDACXX ENV CUDA_HOME ENV CUDA_PATH PATH_SUFFIXES bin
                PATHS /usr/local/cuda /opt/cuda DOC "The CUDA compiler")
+  if(RMSNORM_NVCC)
+    get_filename_component(beside ${RMSNORM_NVCC} REALPATH)
+    get_filename_component(beside ${beside} DIRECTORY)
+    find_program(RMSNORM_FATBINARY fatbinary HINTS ${beside} DOC "The program of the CUDA toolkit that makes images")
+  endif()
 endfunction()
 
 if(RMSNORM_CUDA STREQUAL OFF)
@@ -45,8 +49,10 @@ elseif(CMAKE_CROSSCOMPILING AND RMSNORM_CUDA STREQUAL AUTO)
   set(no_cuda "it was cross-compiled without RMSNORM_CUDA=ON")
 else()
   rmsnorm_find_nvcc()
-  if(RMSNORM_NVCC)
+  if(RMSNORM_NVCC AND RMSNORM_FATBINARY)
     set(cuda ON)
+  elseif(RMSNORM_NVCC)
+    set(no_cuda "fatbinary was not found beside nvcc when it was made")
   else()
     set(no_cuda "nvcc was not found when it was made")
   endif()
@@ -84,37 +90,59 @@ if(RMSNORM_CUDA_IMAGES)
 endif()
 
 # Contraction, approximate division and flushed subnormals would be other bits than those of docs/numerics.md.
-set(nvcc_flags -std=c++17 -O3 -fmad=false -prec-div=true -prec-sqrt=true -ftz=false -Xptxas=-v
-               --threads ${RMSNORM_CUDA_THREADS})
+set(nvcc_flags -std=c++17 -O3 -fmad=false -prec-div=true -prec-sqrt=true -ftz=false -Xptxas=-v)
 if(RMSNORM_WERROR)
   list(APPEND nvcc_flags -Werror=all-warnings)
 endif()
-foreach(arch ${RMSNORM_CUDA_PTX})
-  list(APPEND nvcc_flags -gencode=arch=compute_${arch},code=compute_${arch})
-endforeach()
+
+# rmsnorm_image(name architectures): cuda/name.fatbin out of src/cuda/name.cu, with machine code for every one of them and
+# PTX. Each is a job of its own, so that all processors are used and no more than the build was told, and has its
+# assembler's report beside it, which scripts/kernels.sh reads.
+function(rmsnorm_image name architectures)
+  set(parts "")
+  set(images "")
+  list(TRANSFORM RMSNORM_CUDA_PTX APPEND -ptx OUTPUT_VARIABLE ptx)
+  foreach(target ${architectures} ${ptx})
+    if(target MATCHES "^([0-9]+)-ptx$")
+      set(arch ${CMAKE_MATCH_1})
+      set(part ${image_folder}/${name}.${arch}.ptx)
+      set(output -ptx -gencode=arch=compute_${arch},code=compute_${arch})
+      set(kind ptx)
+    else()
+      set(arch ${target})
+      set(part ${image_folder}/${name}.${arch}.cubin)
+      set(output -cubin -gencode=arch=compute_${arch},code=sm_${arch})
+      set(kind elf)
+    endif()
+    add_custom_command(OUTPUT ${part} BYPRODUCTS ${part}.report
+      COMMAND ${PROJECT_SOURCE_DIR}/scripts/nvcc.sh ${part}.report
+              ${RMSNORM_NVCC} ${nvcc_flags} ${output} -I${PROJECT_SOURCE_DIR}/include -I${PROJECT_SOURCE_DIR}/src
+              -MD -MF ${part}.d -MT ${part} -o ${part} ${PROJECT_SOURCE_DIR}/src/cuda/${name}.cu
+      DEPENDS ${PROJECT_SOURCE_DIR}/src/cuda/${name}.cu ${PROJECT_SOURCE_DIR}/scripts/nvcc.sh
+      DEPFILE ${part}.d
+      COMMENT "Compiling the kernels of ${name} for ${target}"
+      VERBATIM)
+    list(APPEND parts ${part})
+    list(APPEND images --image3=kind=${kind},sm=${arch},file=${part})
+  endforeach()
+  add_custom_command(OUTPUT ${image_folder}/${name}.fatbin
+    COMMAND ${RMSNORM_FATBINARY} -64 --create=${image_folder}/${name}.fatbin ${images}
+    DEPENDS ${parts}
+    COMMENT "Putting together the kernels of ${name}"
+    VERBATIM)
+endfunction()
+
 # What sm_89 has beside sm_80, whose code runs there, are fp8 conversions; it would be a sixth of the build.
 set(families_without_fp8 forward backward)
-
 set(images "")
 foreach(family ${built})
-  set(image ${image_folder}/${family}.fatbin)
-  list(APPEND images ${image})
+  list(APPEND images ${image_folder}/${family}.fatbin)
   set(archs ${RMSNORM_CUDA_ARCHS})
   if(family IN_LIST families_without_fp8 AND "80" IN_LIST archs)
     list(REMOVE_ITEM archs 89)
   endif()
-  list(TRANSFORM archs REPLACE "(.+)" "-gencode=arch=compute_\\1,code=sm_\\1")
   if(NOT RMSNORM_CUDA_IMAGES)
-    # The assembler's report stays beside the image: scripts/kernels.sh reads it.
-    add_custom_command(OUTPUT ${image} BYPRODUCTS ${image_folder}/${family}.report
-      COMMAND ${PROJECT_SOURCE_DIR}/scripts/nvcc.sh ${image_folder}/${family}.report
-              ${RMSNORM_NVCC} ${nvcc_flags} ${archs} -I${PROJECT_SOURCE_DIR}/include -I${PROJECT_SOURCE_DIR}/src
-              -MD -MF ${image_folder}/${family}.d -MT ${image}
-              -fatbin -o ${image} ${PROJECT_SOURCE_DIR}/src/cuda/${family}.cu
-      DEPENDS ${PROJECT_SOURCE_DIR}/src/cuda/${family}.cu ${PROJECT_SOURCE_DIR}/scripts/nvcc.sh
-      DEPFILE ${image_folder}/${family}.d
-      COMMENT "Compiling the kernels of ${family} for ${RMSNORM_CUDA_ARCHS}"
-      VERBATIM)
+    rmsnorm_image(${family} "${archs}")
   endif()
 endforeach()
 list(TRANSFORM built REPLACE "(.+)" "X(\\1)" OUTPUT_VARIABLE calls)

@@ -1,20 +1,20 @@
 #!/bin/sh
-# kernels.sh FOLDER - what the compiled kernels in FOLDER (FAMILY.fatbin, FAMILY.report) have to be: without spilled
-# registers (but for some words of the quantising ones), by the assembler's report; and the fast ones with 16-byte
-# accesses, by the disassembly, where cuobjdump and nvdisasm are on PATH (they are small packages of their own: pip
-# install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm).
+# kernels.sh FOLDER - what the compiled kernels in FOLDER (FAMILY.fatbin, FAMILY.ARCH.cubin.report) have to be: without
+# spilled registers (but for some words of the quantising ones), by the assembler's report; and the fast ones with
+# 16-byte accesses, by the disassembly, where cuobjdump and nvdisasm are on PATH (they are small packages of their own:
+# pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm).
 # SPDX-License-Identifier: Apache-2.0
 set -eu
 folder=$1
 failed=0
 
-reports=$(find "$folder" -name '*.report')
+reports=$(find "$folder" -name '*.cubin.report')
 [ -n "$reports" ] || {
   echo "kernels: $folder has no report of the assembler" >&2
   exit 1
 }
 for report in $reports; do
-  awk -v family="$(basename "$report" .report)" '
+  awk -v family="$(basename "$report" .cubin.report)" '
     /Compiling entry function/ { split($0, part, "\047"); entry = part[2]; arch = part[4]; kernels++ }
     /Function properties for/ { name = $NF }
     /bytes spill stores/ {
