@@ -48,8 +48,4 @@ static void run_in_child(void (*scenario)(int)) {
   assert_int_equal(in_child(scenario, 0), 0);
 }
 
-/* Addresses that no process has: whoever follows them, dies. */
-#define AT(n) ((void *)(uintptr_t)(0x10000000u * (n) + 0x100u))
-static void *const stream = (void *)0x5eed;
-
 #endif /* CHILD_H */

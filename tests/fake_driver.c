@@ -3,8 +3,6 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "fake_driver.h"
 
-#include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -34,9 +32,8 @@ typedef struct launch_config {
   uint32_t count;
 } launch_config;
 
-enum { SUCCESS = 0, INVALID_VALUE = 1, INVALID_CONTEXT = 201, NOT_FOUND = 500, STATIC_SHARED = 1024 };
+enum { INVALID_CONTEXT = 201, NOT_FOUND = 500, STATIC_SHARED = 1024 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static _Thread_local int current = -1;
 static kernel kernels[FAKE_MOST];
 static int kernel_count;
@@ -52,28 +49,7 @@ EXPORT fake_driver fake = {.version = 12040,
                            .shared_bytes = {232448, 101376},
                            .make_current = make_current};
 
-/* Every entry point begins so, and holds the lock until leave(). */
-static int enter(const char *name) {
-  pthread_mutex_lock(&lock);
-  snprintf(fake.last_call, sizeof fake.last_call, "%s", name);
-  if (++fake.calls != fake.fail_at) return SUCCESS;
-  snprintf(fake.failed_call, sizeof fake.failed_call, "%s", name);
-  return fake.fail_with;
-}
-static int leave(int result) {
-  pthread_mutex_unlock(&lock);
-  return result;
-}
-#define ENTER()                                                                                                        \
-  do {                                                                                                                 \
-    int failure = enter(__func__);                                                                                     \
-    if (failure != SUCCESS) return leave(failure);                                                                     \
-  } while (0)
-
-static int breach(const char *what, const char *of) {
-  if (fake.breach[0] == 0) snprintf(fake.breach, sizeof fake.breach, "%s %s", what, of);
-  return INVALID_VALUE;
-}
+#include "fake_calls.h"
 
 EXPORT int cuDriverGetVersion(int *version);
 EXPORT int cuDriverGetVersion(int *version) {

@@ -3,14 +3,12 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "fake_hip.h"
 
-#include <pthread.h>
-#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 #define EXPORT __attribute__((visibility("default")))
 
-enum { SUCCESS = 0, INVALID_VALUE = 1, INVALID_DEVICE = 101, NOT_FOUND = 500, INVALID_HANDLE = 400 };
+enum { INVALID_DEVICE = 101, NOT_FOUND = 500, INVALID_HANDLE = 400 };
 
 typedef struct module {
   const void *image;
@@ -21,7 +19,6 @@ typedef struct function {
   char entry[64];
 } function;
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static _Thread_local int current;
 static module modules[FAKE_HIP_MOST];
 static function functions[FAKE_HIP_MOST];
@@ -35,28 +32,7 @@ EXPORT fake_hip fake = {.version = 60032830,
                         .arch = {"gfx942:sramecc+:xnack-", "gfx90a:sramecc+:xnack-"},
                         .make_current = make_current};
 
-/* Every entry point begins so, and holds the lock until leave(). */
-static int enter(const char *name) {
-  pthread_mutex_lock(&lock);
-  snprintf(fake.last_call, sizeof fake.last_call, "%s", name);
-  if (++fake.calls != fake.fail_at) return SUCCESS;
-  snprintf(fake.failed_call, sizeof fake.failed_call, "%s", name);
-  return fake.fail_with;
-}
-static int leave(int result) {
-  pthread_mutex_unlock(&lock);
-  return result;
-}
-#define ENTER()                                                                                                        \
-  do {                                                                                                                 \
-    int failure = enter(__func__);                                                                                     \
-    if (failure != SUCCESS) return leave(failure);                                                                     \
-  } while (0)
-
-static int breach(const char *what, const char *of) {
-  if (fake.breach[0] == 0) snprintf(fake.breach, sizeof fake.breach, "%s %s", what, of);
-  return INVALID_VALUE;
-}
+#include "fake_calls.h"
 
 EXPORT int hipRuntimeGetVersion(int *version);
 EXPORT int hipRuntimeGetVersion(int *version) {

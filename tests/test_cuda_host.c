@@ -4,22 +4,15 @@
  * nvcc nor a GPU is needed. A process opens its driver once: every scenario is a child process of its own.
  *
  * SPDX-License-Identifier: Apache-2.0 */
+#include "calls.h"
 #include "check.h"
+#include "child.h"
 #include "cuda/host.h"
 #include "fake_driver.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <dlfcn.h>
 #include <fenv.h>
 #include <pthread.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 /* What the images of the build would be. */
 static const char image[64] = "an image without kernels";
@@ -29,36 +22,8 @@ const void *const rn_cuda_images[RN_CUDA_FAMILY_COUNT] = {RN_CUDA_FAMILIES(IMAGE
 
 static fake_driver *fake;
 
-/* In the child a failed expectation is printed, and the child's exit status carries it. */
-static int failures;
-static void expect(int holds, const char *what, int line) {
-  if (holds) return;
-  fprintf(stderr, "test_cuda_host.c:%d: %s does not hold; last error: %s\n", line, what, rmsnorm_last_error());
-  failures++;
-}
-#define EXPECT(condition) expect(condition, #condition, __LINE__)
-#define EXPECT_ERROR(word)                                                                                             \
-  do {                                                                                                                 \
-    EXPECT(strstr(rmsnorm_last_error(), word) != NULL);                                                                \
-  } while (0)
-
-static int in_child(void (*scenario)(int), int number) {
-  fflush(NULL);
-  pid_t child = fork();
-  assert_true(child >= 0);
-  if (child == 0) {
-    scenario(number);
-    if (fake != NULL) expect(fake->breach[0] == 0, fake->breach, __LINE__);
-    fflush(NULL);
-    _exit(failures == 0 ? 0 : 1);
-  }
-  int status = 0;
-  assert_int_equal(waitpid(child, &status, 0), child);
-  if (WIFSIGNALED(status)) fail_msg("scenario %d: the child died of signal %d", number, WTERMSIG(status));
-  return WEXITSTATUS(status);
-}
-static void run_in_child(void (*scenario)(int)) {
-  assert_int_equal(in_child(scenario, 0), 0);
+static const char *breach(void) {
+  return fake != NULL ? fake->breach : "";
 }
 
 static void use_driver(const char *path) {
@@ -76,61 +41,6 @@ static void use_fake(void) {
   fake->params_bytes = sizeof((rn_cuda_plan *)NULL)->params;
   fake->make_current(0);
 }
-
-/* ------------------------------------------------------------------------------------------------------------------
- * Calls. Addresses that no process has: whoever follows them, dies. */
-
-#define AT(n) ((void *)(uintptr_t)(0x10000000u * (n) + 0x100u))
-static void *const stream = (void *)0x5eed;
-
-static rmsnorm_forward_args forward_args(int64_t rows, int64_t cols) {
-  rmsnorm_forward_args a = RMSNORM_FORWARD_ARGS_INIT;
-  a.rows = rows, a.cols = cols, a.eps = 1e-6, a.device = RMSNORM_DEVICE_CUDA;
-  a.x = rmsnorm_input(AT(1), RMSNORM_DTYPE_BF16, cols);
-  a.y = rmsnorm_output(AT(2), RMSNORM_DTYPE_BF16, cols);
-  a.weight = AT(3), a.weight_dtype = RMSNORM_DTYPE_BF16;
-  return a;
-}
-static rmsnorm_stats_args stats_args(void) {
-  rmsnorm_stats_args a = RMSNORM_STATS_ARGS_INIT;
-  a.rows = 5, a.cols = 100, a.device = RMSNORM_DEVICE_CUDA;
-  a.x = rmsnorm_input(AT(1), RMSNORM_DTYPE_F32, 100);
-  a.sumsq = AT(4);
-  return a;
-}
-static rmsnorm_backward_args backward_args(int64_t rows, int64_t cols) {
-  rmsnorm_backward_args a = RMSNORM_BACKWARD_ARGS_INIT;
-  a.rows = rows, a.cols = cols, a.eps = 1e-6, a.device = RMSNORM_DEVICE_CUDA;
-  a.x = rmsnorm_input(AT(1), RMSNORM_DTYPE_BF16, cols);
-  a.dy = rmsnorm_input(AT(2), RMSNORM_DTYPE_BF16, cols);
-  a.dx = rmsnorm_output(AT(5), RMSNORM_DTYPE_BF16, cols);
-  a.weight = AT(3), a.weight_dtype = a.dweight_dtype = RMSNORM_DTYPE_BF16;
-  a.dweight = AT(4);
-  a.workspace = (void *)(uintptr_t)0x70000000u, a.workspace_bytes = (size_t)1 << 28;
-  return a;
-}
-
-static rmsnorm_status forward(void) {
-  rmsnorm_forward_args a = forward_args(64, 4096);
-  return rmsnorm_forward(&a, stream);
-}
-static rmsnorm_status stats(void) {
-  rmsnorm_stats_args a = stats_args();
-  return rmsnorm_stats(&a, stream);
-}
-static rmsnorm_status backward(void) {
-  rmsnorm_backward_args a = backward_args(64, 4096);
-  return rmsnorm_backward(&a, stream);
-}
-static rmsnorm_status no_rows(void) {
-  rmsnorm_backward_args a = backward_args(0, 4096);
-  return rmsnorm_backward(&a, stream);
-}
-static rmsnorm_status preload(void) {
-  return rmsnorm_preload(RMSNORM_DEVICE_CUDA);
-}
-static rmsnorm_status (*const calls[])(void) = {forward, stats, backward, no_rows, preload};
-enum { CALLS = sizeof calls / sizeof calls[0] };
 
 /* ------------------------------------------------------------------------------------------------------------------
  * No driver, or one that is of no use. Every call says so with a status and a sentence; the CPU is not affected. */
@@ -340,7 +250,7 @@ static void steady_state(int number) {
   for (int i = 0; i < fake->asked_count; i++) {
     bool found = false;
     for (size_t k = 0; k < sizeof known / sizeof known[0]; k++) found |= strcmp(fake->asked[i], known[k]) == 0;
-    expect(found, fake->asked[i], __LINE__);
+    expect(found, fake->asked[i], __FILE__, __LINE__);
   }
 }
 /* Rounding modes and flags of the caller: neither in nor out. */
@@ -527,6 +437,7 @@ static void test_threads(void **state) {
 }
 
 int main(void) {
+  calls_device = RMSNORM_DEVICE_CUDA, breach_of_child = breach;
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_no_driver), cmocka_unit_test(test_devices_apart),
                                      cmocka_unit_test(test_calls),     cmocka_unit_test(test_failures),
                                      cmocka_unit_test(test_hints),     cmocka_unit_test(test_threads)};

@@ -3,6 +3,7 @@
  * been used: what is tested is what the library asks the runtime for.
  *
  * SPDX-License-Identifier: Apache-2.0 */
+#include "child.h"
 #include "fake_hip.h"
 #include "triton_calls.h"
 

@@ -2,6 +2,7 @@
  * (fake_driver.c), with a table of kernels that do not exist (triton_fixture.py), in a build without hand CUDA kernels.
  *
  * SPDX-License-Identifier: Apache-2.0 */
+#include "child.h"
 #include "fake_driver.h"
 #include "triton_calls.h"
 
