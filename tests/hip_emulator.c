@@ -213,6 +213,7 @@ static void run_kernel(const work *w) {
   const rn_problem whole = p;
   switch (w->kernel->family) {
   case RN_TRITON_backward_rows:
+  case RN_TRITON_backward_long:
     into_partials(&p, &v, 1, p.cols, p.rows * p.heads);
     p = whole;
     without_dweight(&p);
@@ -225,6 +226,9 @@ static void run_kernel(const work *w) {
     p.dx.data = p.dresidual.data = p.dgate.data = NULL;
     without_dweight(&p);
     break;
+  case RN_TRITON_backward_long_sums: /* likewise, and there are no dots to ask for */
+    break;
+  case RN_TRITON_backward_long_dx:
   case RN_TRITON_general_backward_dx:
     without_dweight(&p);
     break;

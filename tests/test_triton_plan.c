@@ -59,7 +59,7 @@ static void check_work(const rn_problem *p, const rn_triton_extra *e, const rn_t
     assert_int_equal(k->type, p->x.dtype);
     assert_int_equal(k->type, p->y.dtype);
     assert_true(k->residual == RN_TRITON_EITHER || k->residual == (p->residual.data != NULL));
-    assert_true(p->gate.data == NULL && p->quant == 0 && p->sumsq_in == NULL && p->launch.live_rows == NULL);
+    assert_true(p->gate.data == NULL && p->quant == 0 && p->sumsq_in == NULL);
     assert_true(p->round_normed == RMSNORM_DTYPE_F32);
     break;
   case RN_TRITON_backward_rows:
@@ -70,6 +70,18 @@ static void check_work(const rn_problem *p, const rn_triton_extra *e, const rn_t
     if (p->dweight != NULL) assert_int_equal(e->chunks, rn_chunks_of(p->dweight_rows, p->dweight_cols).C);
     if (p->dweight == NULL) assert_true(e->unit_rows == 1);
     break;
+  case RN_TRITON_backward_long_sums:
+  case RN_TRITON_backward_long:
+  case RN_TRITON_backward_long_dx:
+    assert_true(k->any_grid && p->groups == 1 && p->weight_head_bytes == 0 && p->residual.data == NULL);
+    assert_true(p->gate.data == NULL && p->dresidual.data == NULL && p->dot_out == NULL);
+    assert_int_equal(p->dweight == NULL, k->family == RN_TRITON_backward_long_dx);
+    if (k->family != RN_TRITON_backward_long)
+      assert_true(e->lanes % k->tile_cols == 0);
+    else
+      assert_true(e->chunks == rn_chunks_of(p->dweight_rows, p->dweight_cols).C && e->row_lanes == 1 &&
+                  e->unit_rows == 1 && e->sums == p->workspace);
+    break;
   case RN_TRITON_dweight_sum:
     assert_true(blocks == p->dweight_vectors * ceil_of(p->dweight_cols, k->tile_cols) || k->any_grid);
     break;
@@ -79,7 +91,7 @@ static void check_work(const rn_problem *p, const rn_triton_extra *e, const rn_t
       assert_int_equal(k->row_lanes, rn_chunks_of(p->dweight_rows, p->dweight_cols).P);
   }
   if (k->family == RN_TRITON_forward_row || k->family == RN_TRITON_forward_long ||
-      k->family == RN_TRITON_backward_rows) {
+      (k->family >= RN_TRITON_backward_rows && k->family <= RN_TRITON_backward_long_dx)) {
     assert_true(p->group_cols * p->x.size % 16 == 0 && (uintptr_t)p->x.data % 16 == 0);
     assert_int_equal(k->type, p->x.dtype);
   }
@@ -106,6 +118,7 @@ static void check_order(const rn_problem *p, const rn_triton_plan *plan) {
   for (int i = 0; i < plan->steps; i++) at[rn_triton_kernels[plan->step[i].kernel].family] = i;
   const bool dweight = p->op == RMSNORM_OP_BACKWARD && p->dweight != NULL;
   assert_int_equal(at[RN_TRITON_dweight_sum], dweight ? plan->steps - 1 : -1);
+  assert_int_equal(at[RN_TRITON_backward_long], at[RN_TRITON_backward_long_sums] < 0 ? -1 : 1);
   assert_int_equal(at[RN_TRITON_general_backward_sums] >= 0, at[RN_TRITON_general_backward_dweight] >= 0);
   if (at[RN_TRITON_general_backward_dweight] >= 0) {
     assert_true(at[RN_TRITON_general_backward_sums] < at[RN_TRITON_general_backward_dweight]);
@@ -136,15 +149,13 @@ static void check_plans(const rn_problem *p) {
     if (target == NULL) continue;
     if (reason != NULL) {
       refused++;
-      const bool straddles = p->block_cols > 0 && p->groups > 1 && p->group_cols % p->block_cols != 0;
       if (rn_triton_kernels[target->first].wave != gpus[i].facts.wave)
         assert_string_equal(reason, "the device's waves are of another size");
-      else if (!straddles)
+      else
         fail_msg("%s: %s", gpus[i].name, reason);
       continue;
     }
     planned++;
-    assert_false(p->block_cols > 0 && p->groups > 1 && p->group_cols % p->block_cols != 0);
     assert_in_range(plan.steps, 1, RN_TRITON_STEPS);
     for (int k = 0; k < plan.steps; k++) check_step(p, &plan, k, &gpus[i].facts);
     check_order(p, &plan);
@@ -287,7 +298,7 @@ static void test_limits(void **state) {
   launch_of.multiprocessors = 100;
   assert_int_equal(first_of(&a, h200, &plan)->family, RN_TRITON_forward_row);
   launch_of.multiprocessors = 0, launch_of.live_rows = (const int64_t *)0x500000000000;
-  assert_int_equal(first_of(&a, h200, &plan)->family, RN_TRITON_general_forward);
+  assert_int_equal(first_of(&a, h200, &plan)->family, RN_TRITON_forward_row);
   assert_ptr_equal(plan.extra.live_rows, launch_of.live_rows);
   assert_int_equal(plan.extra.live_most, 100);
   /* 2^24 rows of 256 threads are 2^32: one block a row is too many for HIP, and not for CUDA. */
@@ -339,6 +350,18 @@ static void test_backward_choice(void **state) {
   assert_int_equal((uintptr_t)plan.extra.partials - (uintptr_t)p.workspace, 1000 * 12 / 64 * 64 + 64);
   assert_true((uintptr_t)plan.extra.partials + (size_t)plan.extra.chunks * 4096 * 4 ==
               (uintptr_t)p.workspace + rn_triton_workspace_bytes(&p));
+  p.group_cols = p.cols = p.dweight_cols = p.divisor = 65536; /* sums, columns of chunks, dweight */
+  assert_null(rn_triton_plan_of(&p, h200, &plan));
+  assert_int_equal(plan.steps, 3);
+  assert_int_equal(rn_triton_kernels[plan.step[0].kernel].family, RN_TRITON_backward_long_sums);
+  assert_int_equal(plan.step[0].blocks, 1000);
+  assert_int_equal(rn_triton_kernels[plan.step[1].kernel].family, RN_TRITON_backward_long);
+  assert_int_equal(plan.step[1].blocks, rn_chunks_of(1000, 65536).C * 65536 / 2048);
+  p.dweight = NULL;
+  assert_null(rn_triton_plan_of(&p, h200, &plan));
+  assert_int_equal(plan.steps, 1);
+  assert_int_equal(rn_triton_kernels[plan.step[0].kernel].family, RN_TRITON_backward_long_dx);
+  p.group_cols = p.cols = p.dweight_cols = p.divisor = 4096, p.dweight = b.dweight;
   p.launch.multiprocessors = 3;
   assert_null(rn_triton_plan_of(&p, h200, &plan)); /* backward_rows wants a block for each chunk */
   assert_int_equal(plan.steps, 4);

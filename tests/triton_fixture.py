@@ -28,6 +28,7 @@ def fast(type_code: int, inputs: str, rest: list[dict]) -> list[dict]:
     """Tensors of one type in words of 16 bytes."""
     return (pointers(inputs, TYPES[type_code], 16) + pointers("weight", TYPES[type_code], 16) +
             strides(inputs, 16 // SIZES[type_code]) + numbers("i32", "units heads groups") +
+            pointers("live_rows", "*i64", 8) + numbers("i64", "live_most live_factor") +
             numbers("i64", "weight_head_stride weight_group_stride", 16 // SIZES[type_code]) +
             numbers("i32", "group_cols", 16 // SIZES[type_code]) + numbers("fp32", "divisor eps weight_offset") +
             numbers("i32", "weight_type round_sum round_xhat round_rstd") + rest)
@@ -72,6 +73,9 @@ def variants(target: str) -> list[dict]:
                                  tile_cols=8192, shared=60000))
         backward = fast(kind, "x dy dresidual_out dx", pointers("rstd_in partials", "*fp32", 4) +
                         numbers("i64", "chunks unit_rows"))
+        for family in ("backward_long_sums", "backward_long", "backward_long_dx"):
+            found.append(variant(family, target, backward + pointers("sums", "*fp32", 4) + numbers("i32", "lanes"),
+                                 {"type": kind, "lanes": 0}, tile_cols=2048, any_grid=1))
         for lanes, steps, row_lanes in ((64, 8, 4), (1024, 4, 1), (1024, 8, 1)):
             found.append(variant("backward_rows", target, backward,
                                  {"type": kind, "lanes": lanes, "steps": steps, "row_lanes": row_lanes}))

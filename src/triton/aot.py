@@ -27,7 +27,7 @@ groups + group; strides in elements):
     round_sum round_rstd round_xhat round_normed     rmsnorm_dtype; 1 (f32) or 0 = not rounded
     gate_kind gate_before quant quant_type scale_op e8m0_rounding block_cols     as in rmsnorm.h
     live_rows live_most live_factor     rows there are: clamp(*live_rows, 0, live_most) * live_factor
-    sums        f32 [units, 3]: power, r and dot of every unit (general backward with dweight)
+    sums        f32 [units, 3]: power, r and dot of every unit (backward_long and general backward, with dweight)
     partials    f32 [dweight_vectors, chunks, dweight_cols]
     chunks row_lanes unit_rows     C, P, B of docs/numerics.md 4.1;  dweight_rows dweight_cols dweight_vectors
 

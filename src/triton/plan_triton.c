@@ -184,9 +184,9 @@ static bool is_plain_forward(const planning *q) {
   const rn_triton_extra *e = &q->plan->extra;
   const int32_t type = p->x.dtype;
   return p->y.data != NULL && p->quant == RMSNORM_QUANT_NONE && p->gate.data == NULL && p->sumsq_in == NULL &&
-         e->live_rows == NULL && same(&p->y, type) && same(&p->residual, type) && same(&p->residual_out, type) &&
-         weight_is_usual(p) && rounds_to(e->round_sum, type) && rounds_to(e->round_xhat, type) &&
-         rounds_to(e->round_rstd, type) && e->round_normed == RMSNORM_DTYPE_F32 && whole_words(p);
+         same(&p->y, type) && same(&p->residual, type) && same(&p->residual_out, type) && weight_is_usual(p) &&
+         rounds_to(e->round_sum, type) && rounds_to(e->round_xhat, type) && rounds_to(e->round_rstd, type) &&
+         e->round_normed == RMSNORM_DTYPE_F32 && whole_words(p);
 }
 
 static bool plan_forward(planning *q) {
@@ -212,7 +212,7 @@ static bool add_dweight_sum(planning *q) {
   return k >= 0 && add(q, k, p->dweight_vectors * parts(p->dweight_cols, rn_triton_kernels[k].tile_cols));
 }
 
-/* backward_rows: dx and dweight of one type and one weight vector, from the saved sum. */
+/* backward_rows, backward_long: dx and dweight of one type and one weight vector, from the saved sum. */
 static bool is_plain_backward(const planning *q) {
   const rn_problem *p = q->p;
   const int32_t type = p->x.dtype;
@@ -220,6 +220,22 @@ static bool is_plain_backward(const planning *q) {
          p->dresidual.data == NULL && p->dgate.data == NULL && p->dot_in == NULL && p->dot_out == NULL &&
          p->sumsq_in == NULL && same(&p->dy, type) && same(&p->dx, type) && same(&p->dresidual_out, type) &&
          weight_is_usual(p) && whole_words(p);
+}
+
+/* Rows too long for registers. Their lanes are a whole number of tiles, and their chunks take single rows. */
+static bool plan_long_backward(planning *q) {
+  const rn_problem *p = q->p;
+  const rn_triton_extra *e = &q->plan->extra;
+  const int64_t most_units = (int64_t)1 << 30; /* a step past the last row must not overflow */
+  facts wanted = {.family = p->dweight == NULL ? RN_TRITON_backward_long_dx : RN_TRITON_backward_long_sums,
+                  .type = p->x.dtype};
+  int32_t k = variant(q->target, &wanted);
+  if (k < 0 || e->lanes < rn_triton_kernels[k].tile_cols || e->units > most_units || !add(q, k, e->units)) return false;
+  if (p->dweight == NULL) return true;
+  wanted.family = RN_TRITON_backward_long;
+  k = variant(q->target, &wanted);
+  return k >= 0 && e->unit_rows == 1 && add(q, k, e->chunks * parts(p->group_cols, rn_triton_kernels[k].tile_cols)) &&
+         add_dweight_sum(q);
 }
 
 static bool plan_backward(planning *q) {
@@ -233,7 +249,7 @@ static bool plan_backward(planning *q) {
                         .row_lanes = row_lanes,
                         .least_steps = parts(p->group_cols, e->lanes)};
   const int32_t k = variant(q->target, &wanted);
-  if (k < 0) return false;
+  if (k < 0) return plan_long_backward(q);
   if (p->dweight != NULL) return add(q, k, e->chunks) && add_dweight_sum(q);
   /* Without dweight the rows may be dealt out in any way. */
   int64_t programs = rn_min_i64(e->units, 8 * (int64_t)q->device->multiprocessors);
@@ -268,12 +284,6 @@ static bool plan_general(planning *q) {
 
 /* ---- all ---- */
 
-/* A program has one group of a row at hand, and the scale of such a block needs two. */
-static bool has_straddling_blocks(const rn_problem *p) {
-  return (p->quant == RMSNORM_QUANT_BLOCK || p->quant == RMSNORM_QUANT_MX) && p->groups > 1 &&
-         p->group_cols % p->block_cols != 0;
-}
-
 static void start(planning *q) {
   q->plan->steps = 0;
   fill(q->p, &q->plan->extra);
@@ -288,7 +298,6 @@ const char *rn_triton_plan_of(const rn_problem *p, const rn_triton_device *devic
   if (rn_triton_kernels[q.target->first].wave != device->wave) return "the device's waves are of another size";
   if (p->op == RMSNORM_OP_BACKWARD && p->dweight != NULL && !workspace_of(p, &partials, &total))
     return "the workspace would not fit in memory";
-  if (has_straddling_blocks(p)) return "a block of one scale reaches over two groups";
   start(&q);
   if (p->op == RMSNORM_OP_FORWARD ? plan_forward(&q) : p->op == RMSNORM_OP_BACKWARD && plan_backward(&q)) return NULL;
   start(&q);

@@ -56,6 +56,7 @@ class Problem:
     given_sums: bool = False
     special: bool = True
     align: int = 1  # row strides are multiples of it
+    live: int | None = None  # forward: so many rows there are, says a number in memory
     seed: int = 1
     pad: dict = field(default_factory=dict)
 
@@ -188,6 +189,8 @@ class Case:
     def _common(self, args):
         p = self.p
         args.rows, args.heads, args.cols, args.groups = p.rows, p.heads, p.cols, p.groups
+        if p.live is not None:
+            args.rows = min(max(p.live, 0), p.rows)
         for name in ("x", "residual", "gate"):
             if name in self.inputs:
                 setattr(args, name, self.inputs[name].c())
@@ -304,6 +307,9 @@ class Case:
             if p.weight_shape == 1 and p.groups > 1:
                 v["weight_group_stride"] = p.group_cols
         v["scale_in"] = Array(self.scale_in)
+        if p.live is not None:
+            self.live = np.array([p.live], np.int64)
+            v["live_rows"] = Array(self.live)
         if self.sumsq_in is not None:
             v["sumsq_in"] = Array(self.sumsq_in)
         if p.quant > 2:

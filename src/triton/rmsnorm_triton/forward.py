@@ -41,7 +41,8 @@ from .canonical import (
 
 # Counts and switches: a compilation for each value of these would be one for each number of rows. (Strides and lengths
 # are left to Triton, which compiles once for those that are multiples of 16.)
-RUN_TIME = ["units", "heads", "groups", "weight_type", "round_sum", "round_xhat", "round_rstd"]
+RUN_TIME = ["units", "heads", "groups", "live_most", "live_factor", "weight_type", "round_sum", "round_xhat",
+            "round_rstd"]
 
 
 @triton.jit
@@ -56,6 +57,15 @@ def place(unit, heads, groups):
         head = (line % heads).to(tl.int64)
         group = (unit % groups).to(tl.int64)
     return token, head, group
+
+
+@triton.jit
+def live_units(units, heads, groups, live_rows, live_most, live_factor):
+    """How many units there are: all, or as many as a number in the device's memory says."""
+    if present(live_rows):
+        rows = tl.minimum(tl.maximum(tl.load(live_rows), 0), live_most) * live_factor
+        units = (rows * heads * groups).to(tl.int32)
+    return units
 
 
 @triton.jit
@@ -145,15 +155,16 @@ def store_row(y, residual_out, keeps_sum, us, ws, power, r, round_xhat, weight, 
 
 
 @triton.jit(do_not_specialize=RUN_TIME)
-def forward_row(x, residual, weight, y, residual_out, rstd_out,
+def forward_row(x, residual, weight, y, residual_out, rstd_out, live_rows,
                 x_row_stride, x_head_stride, residual_row_stride, residual_head_stride, y_row_stride, y_head_stride,
                 residual_out_row_stride, residual_out_head_stride, weight_head_stride, weight_group_stride,
-                units, heads, groups, group_cols, divisor, eps, weight_offset, weight_type, round_sum, round_xhat,
-                round_rstd, HAS_RESIDUAL: tl.constexpr, R: tl.constexpr, W: tl.constexpr, J: tl.constexpr):
+                units, heads, groups, live_most, live_factor, group_cols, divisor, eps, weight_offset, weight_type,
+                round_sum, round_xhat, round_rstd, HAS_RESIDUAL: tl.constexpr, R: tl.constexpr, W: tl.constexpr, J: tl.constexpr):
     """R rows a program, each of at most J * W columns, which stay in registers."""
     T: tl.constexpr = x.dtype.element_ty
     has_residual = present(residual)
     keeps_sum = present(residual_out)
+    units = live_units(units, heads, groups, live_rows, live_most, live_factor)
     unit = tl.program_id(0) * R + tl.arange(0, R)
     token, head, group = place(unit, heads, groups)
     live = (unit < units)[:, None]
@@ -276,17 +287,19 @@ def store_long(y, residual_out, keeps_sum, x, residual, has_residual, rounds_sum
 
 
 @triton.jit(do_not_specialize=RUN_TIME)
-def forward_long(x, residual, weight, y, residual_out, rstd_out,
+def forward_long(x, residual, weight, y, residual_out, rstd_out, live_rows,
                  x_row_stride, x_head_stride, residual_row_stride, residual_head_stride, y_row_stride, y_head_stride,
                  residual_out_row_stride, residual_out_head_stride, weight_head_stride, weight_group_stride,
-                 units, heads, groups, group_cols, lanes, divisor, eps, weight_offset, weight_type, round_sum,
-                 round_xhat, round_rstd, HAS_RESIDUAL: tl.constexpr, W: tl.constexpr, U: tl.constexpr):
+                 units, heads, groups, live_most, live_factor, group_cols, lanes, divisor, eps, weight_offset,
+                 weight_type, round_sum, round_xhat, round_rstd, HAS_RESIDUAL: tl.constexpr, W: tl.constexpr, U: tl.constexpr):
     """One row a program, read twice: once for the sum, once (out of the cache) for the result."""
     T: tl.constexpr = x.dtype.element_ty
     has_residual = present(residual)
     keeps_sum = present(residual_out)
     rounds_sum = round_sum > F32
     unit = tl.program_id(0)
+    if unit >= live_units(units, heads, groups, live_rows, live_most, live_factor):
+        return
     token, head, group = place(unit, heads, groups)
     first = group * group_cols
     x += token * x_row_stride + head * x_head_stride + first

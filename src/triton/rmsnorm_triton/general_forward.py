@@ -1,8 +1,12 @@
 """general_forward.py - every forward and statistic there is, for any types, strides, alignment and length.
 
-A program takes one line (token, head) after the other, and one group of it after the other. Everything that the fast
-kernels fix when they are compiled is a value here, and a row is read as often as it takes: once or twice for the
-statistic, once more for a row's scale, once for the result.
+A program takes one line (token, head) after the other, and of it one tile of T columns after the other. Everything that
+the fast kernels fix when they are compiled is a value here, and a row is read as often as it takes: once or twice for
+the statistic, once more for a row's scale, once for the result.
+
+Tiles are of the line and not of its groups, because the blocks that share a scale begin at the line's first column: a
+block may reach over two groups, or over many. A group gets its statistic in the first tile that has a column of it, and
+so before anything of the group is written: y may lie where x does.
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -83,16 +87,16 @@ def given(sumsq, divisor, eps):
 
 
 @triton.jit
-def write_codes(q, at_q, v, mask, scale, scale_out, at_scale, scale_block_stride, first, start, group_cols, scale_max,
-                quant, quant_type, scale_op, e8m0_rounding, block_cols, T: tl.constexpr):
-    """A tile as codes, and with BLOCK and MX the scales of its blocks, which lie within the group [3]."""
+def write_codes(q, at_q, v, mask, scale, scale_out, at_scale, scale_block_stride, start, cols, scale_max, quant,
+                quant_type, scale_op, e8m0_rounding, block_cols, T: tl.constexpr):
+    """A tile as codes, and with BLOCK and MX the scales of its blocks: a tile is a whole number of them [3]."""
     if quant < BLOCK:
         code = quantise(scaled(v, scale, scale_op), quant_type)
     else:
         most = block_amax(tl.where(mask, amax_of(v), 0.0), block_cols, T)
         at32 = start + tl.arange(0, T // 32) * 32
-        is_block = (at32 < group_cols) & (at32 % block_cols == 0)  # blocks of 64 and 128: the first of 2, of 4
-        at_block = at_scale + (first + at32) // block_cols * scale_block_stride
+        is_block = (at32 < cols) & (at32 % block_cols == 0)  # blocks of 64 and 128: the first of 2, of 4
+        at_block = at_scale + at32 // block_cols * scale_block_stride
         if quant == MX:
             e = mx_exponent(most, quant_type, e8m0_rounding)
             tl.store(scale_out + at_block, (e + 127).to(tl.int8), mask=is_block)
@@ -127,59 +131,73 @@ def general_forward(
         residual_out_line = token * residual_out_row_stride + head * residual_out_head_stride
         q_line = token * q_row_stride + head * q_head_stride
 
-        # 0: only the greatest |v|, for a row's scale. 1: the results.
+        if present(sumsq_out):
+            for group in range(0, groups):
+                first = group * group_cols.to(tl.int64)
+                total, _ = sum_squares(x, x_type, x_line + first, residual, residual_type, residual_line + first,
+                                       round_sum, gate, gate_type, gate_line + first, gate_kind, gate_before,
+                                       group_cols, lanes, 1.0, T)
+                tl.store(sumsq_out + line * groups + group, total)
+
+        # 0: only the greatest |v|, for a row's scale. 1: the results. Of statistics alone there is neither.
         scale = tl.full((), 1.0, tl.float32)
         if quant == TENSOR:
             scale = tl.load(scale_in)
         amax = tl.full((), 0.0, tl.float32)
-        for phase in range(tl.where(quant == ROW, 0, 1), 2):
+        for phase in range(tl.where(quant == ROW, 0, 1), tl.where(present(sumsq_out), 0, 2)):
             if (phase == 1) & (quant == ROW):
                 scale = scale_of(amax, quant_type, scale_max)
                 tl.store(scale_out.to(tl.pointer_type(tl.float32), bitcast=True) + line, scale)
-            for group in range(0, groups):
-                first = group * group_cols.to(tl.int64)
-                unit = line * groups + group
-                if present(sumsq_out):
-                    total, _ = sum_squares(x, x_type, x_line + first, residual, residual_type, residual_line + first,
-                                           round_sum, gate, gate_type, gate_line + first, gate_kind, gate_before,
-                                           group_cols, lanes, 1.0, T)
-                    tl.store(sumsq_out + unit, total)
-                else:
-                    if present(sumsq_in):
-                        power = tl.full((), 1.0, tl.float32)
-                        r = given(tl.load(sumsq_in + unit), divisor, eps)
-                        rstd = r
-                    else:
-                        power, r, rstd = statistic(
-                            x, x_type, x_line + first, residual, residual_type, residual_line + first, round_sum, gate,
-                            gate_type, gate_line + first, gate_kind, gate_before, group_cols, lanes, divisor, eps, T)
-                    r = round_to(r, round_rstd)
-                    if present(rstd_out):
-                        tl.store(rstd_out + unit, round_to(rstd, round_rstd))
-                    weight_at = head * weight_head_stride + group * weight_group_stride
-
-                    for start in range(0, group_cols, T):
-                        within = start + tl.arange(0, T)
-                        mask = within < group_cols
-                        at = first + within
-                        s = load_s(x, x_type, x_line + at, residual, residual_type, residual_line + at, mask)
-                        a = load_act(gate, gate_type, gate_line + at, gate_kind, mask)
-                        u = round_to(s, round_sum)
-                        if gate_before != 0:
-                            u = u * a
-                        v = round_to((u * power) * r, round_xhat)
-                        if weight_type != 0:
-                            v = v * (weight_offset + load_any(weight, weight_type, weight_at + within, mask))
-                        v = round_to(v, round_normed)
-                        if (gate_type != 0) & (gate_before == 0):
-                            v = v * a
-                        if phase == 0:
-                            amax = tl.maximum(amax, tl.max(tl.where(mask, amax_of(v), 0.0), 0))
+            known = tl.full((), -1, tl.int32)  # the group that power and r are of
+            power = tl.full((), 1.0, tl.float32)
+            r = tl.full((), 0.0, tl.float32)
+            for start in range(0, cols, T):
+                col = start + tl.arange(0, T)
+                mask = col < cols
+                own = tl.zeros([T], tl.int32)  # the group of each column
+                if groups != 1:
+                    own = col // group_cols
+                powers = tl.zeros([T], tl.float32)
+                rs = tl.zeros([T], tl.float32)
+                for group in range(start // group_cols, (tl.minimum(start + T, cols) - 1) // group_cols + 1):
+                    if group != known:
+                        first = group * group_cols.to(tl.int64)
+                        unit = line * groups + group
+                        if present(sumsq_in):
+                            power = tl.full((), 1.0, tl.float32)
+                            r = given(tl.load(sumsq_in + unit), divisor, eps)
+                            rstd = r
                         else:
-                            store_any(residual_out, residual_out_type, residual_out_line + at, s, mask)
-                            store_any(y, y_type, y_line + at, v, mask)
-                            if quant != 0:
-                                tl.static_assert(T % 128 == 0)
-                                write_codes(q, q_line + at, v, mask, scale, scale_out, line * scale_row_stride,
-                                            scale_block_stride, first, start, group_cols, scale_max, quant, quant_type,
-                                            scale_op, e8m0_rounding, block_cols, T)
+                            power, r, rstd = statistic(
+                                x, x_type, x_line + first, residual, residual_type, residual_line + first, round_sum,
+                                gate, gate_type, gate_line + first, gate_kind, gate_before, group_cols, lanes, divisor,
+                                eps, T)
+                        r = round_to(r, round_rstd)
+                        if present(rstd_out):
+                            tl.store(rstd_out + unit, round_to(rstd, round_rstd))
+                        known = group
+                    powers = tl.where(own == group, power, powers)
+                    rs = tl.where(own == group, r, rs)
+
+                s = load_s(x, x_type, x_line + col, residual, residual_type, residual_line + col, mask)
+                a = load_act(gate, gate_type, gate_line + col, gate_kind, mask)
+                u = round_to(s, round_sum)
+                if gate_before != 0:
+                    u = u * a
+                v = round_to((u * powers) * rs, round_xhat)
+                if weight_type != 0:
+                    at_weight = head * weight_head_stride + own * weight_group_stride + (col - own * group_cols)
+                    v = v * (weight_offset + load_any(weight, weight_type, at_weight, mask))
+                v = round_to(v, round_normed)
+                if (gate_type != 0) & (gate_before == 0):
+                    v = v * a
+                if phase == 0:
+                    amax = tl.maximum(amax, tl.max(tl.where(mask, amax_of(v), 0.0), 0))
+                else:
+                    store_any(residual_out, residual_out_type, residual_out_line + col, s, mask)
+                    store_any(y, y_type, y_line + col, v, mask)
+                    if quant != 0:
+                        tl.static_assert(T % 128 == 0)
+                        write_codes(q, q_line + col, v, mask, scale, scale_out, line * scale_row_stride,
+                                    scale_block_stride, start, cols, scale_max, quant, quant_type, scale_op,
+                                    e8m0_rounding, block_cols, T)

@@ -14,11 +14,11 @@ DTYPES = {torch.float32: 1, torch.float16: 2, torch.bfloat16: 3}
 _absent = {}
 
 
-def absent(like):
+def absent(like, dtype=None):
     """A tensor at address 0."""
-    key = (like.device, like.dtype)
+    key = (like.device, dtype or like.dtype)
     if key not in _absent:
-        _absent[key] = torch.empty(0, device=like.device, dtype=like.dtype)
+        _absent[key] = torch.empty(0, device=key[0], dtype=key[1])
     return _absent[key]
 
 
@@ -35,6 +35,13 @@ def find(family, dtype, lanes, steps, residual=None):
         if best is None or w.get("steps", 0) < best.when.get("steps", 0):
             best = v
     return best
+
+
+def _long(family, dtype, lanes, n):
+    variant = find(family, dtype, lanes, 0)
+    if variant is None or lanes < variant.tile_cols:
+        raise ValueError(f"no kernel of this file takes rows of {n} columns backward")
+    return variant
 
 
 def launch(variant, grid, values):
@@ -78,7 +85,7 @@ def _forward(x, weight, eps, residual, weight_offset, round_sum, round_xhat, res
         variant = find("forward_row", dtype, lanes, -(-n // lanes), with_residual) or find(
             "forward_long", dtype, lanes, 0, with_residual)
         values = {"weight": nothing if weight is None else weight, "rstd_out": rstd, "units": units, "heads": 1,
-                  "groups": 1, "group_cols": n, "lanes": lanes, "divisor": float(n), "eps": float(eps),
+                  "live_rows": absent(rows, torch.int64), "groups": 1, "group_cols": n, "lanes": lanes, "divisor": float(n), "eps": float(eps),
                   "weight_offset": float(weight_offset) if weight is not None and weight_offset else -0.0,
                   "weight_type": 0 if weight is None else DTYPES[weight.dtype],
                   "round_sum": dtype if round_sum else 1, "round_xhat": dtype if round_xhat else 1, "round_rstd": 1}
@@ -112,22 +119,29 @@ def rms_norm_backward(dy, x, weight=None, rstd=None, eps=1e-6, *, dresidual_out=
     if not units:
         return dx.view(x.shape), dweight
     lanes = lanes_of(n)
-    variant = find("backward_rows", dtype, lanes, -(-n // lanes))
-    if variant is None:
-        raise ValueError(f"no kernel of this file takes rows of {n} columns backward")
     chunks = Chunks.of(units, n)
-    programs = chunks.C if wants_dweight else min(units, 4096)
     partials = torch.empty(chunks.C * n if wants_dweight else 0, device=x.device, dtype=torch.float32)
     nothing = absent(rows)
     no_floats = absent(partials)
     values = {"weight": nothing if weight is None else weight, "rstd_in": no_floats if rstd is None else rstd,
               "partials": partials if wants_dweight else no_floats, "units": units, "heads": 1, "group_cols": n,
-              "chunks": programs, "unit_rows": chunks.B if wants_dweight else 1, "divisor": float(n),
-              "eps": float(eps), "weight_offset": float(weight_offset) if weight is not None and weight_offset
-              else -0.0, "weight_type": 0 if weight is None else DTYPES[weight.dtype]}
+              "lanes": lanes, "chunks": chunks.C, "unit_rows": chunks.B, "divisor": float(n), "eps": float(eps),
+              "weight_offset": float(weight_offset) if weight is not None and weight_offset else -0.0,
+              "weight_type": 0 if weight is None else DTYPES[weight.dtype]}
     _strides(values, x=rows, dy=dys, dx=dx,
              dresidual_out=nothing if dresidual_out is None else _rows(dresidual_out))
-    launch(variant, programs, values)
+    variant = find("backward_rows", dtype, lanes, -(-n // lanes))
+    if variant is not None:
+        if not wants_dweight:  # the rows may be dealt out in any way
+            values |= {"chunks": min(units, 4096), "unit_rows": 1}
+        launch(variant, values["chunks"], values)
+    elif wants_dweight:
+        values["sums"] = torch.empty(3 * units, device=x.device, dtype=torch.float32)
+        launch(_long("backward_long_sums", dtype, lanes, n), units, values)
+        columns = _long("backward_long", dtype, lanes, n)
+        launch(columns, chunks.C * -(-n // columns.tile_cols), values)
+    else:
+        launch(_long("backward_long_dx", dtype, lanes, n), units, values)
     if wants_dweight:
         total = find("dweight_sum", 0, 0, 0)
         launch(total, -(-n // total.tile_cols),

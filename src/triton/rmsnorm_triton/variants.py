@@ -11,7 +11,7 @@ SPDX-License-Identifier: Apache-2.0
 
 from dataclasses import dataclass, field
 
-from . import backward, forward, general_backward, general_forward
+from . import backward, backward_long, forward, general_backward, general_forward
 
 TYPES = {1: "fp32", 2: "fp16", 3: "bf16"}  # rmsnorm_dtype
 SIZES = {1: 4, 2: 2, 3: 2}
@@ -107,6 +107,17 @@ def _backward(dtype, lanes, steps):
                    registers=168 if threads <= (256 if dtype == 1 else 128) else 128)
 
 
+def _long_backward(dtype):
+    """A row a program (512 threads), then W columns of a chunk (128): 16 bytes a thread of each of U steps."""
+    run = 16 // SIZES[dtype]
+    for kernel, threads, steps in ((backward_long.backward_long_sums, 2048 // run, 4),
+                                   (backward_long.backward_long, 128, 4 if dtype != 1 else 2),
+                                   (backward_long.backward_long_dx, 2048 // run, 4 if dtype != 1 else 2)):
+        tile = threads * run
+        yield Variant(kernel.__name__, kernel, {"W": tile, "U": steps}, threads, type=dtype,
+                      when={"type": dtype, "lanes": 0}, tile_cols=tile, registers=128)
+
+
 def _all():
     for lanes in (64, 128, 256, 512, 1024, 2048, 4096):
         for steps in {64: (1, 2, 4, 8), 128: (4, 8)}.get(lanes, (4, 6, 8)):
@@ -125,6 +136,8 @@ def _all():
     yield _row(BF16, 1, 8192, 4)
     for dtype, residual in ((BF16, 0), (BF16, 1), (1, BOTH), (2, BOTH)):
         yield _long(dtype, residual)
+    for dtype in (BF16, 1, 2):
+        yield from _long_backward(dtype)
     yield Variant("dweight_sum", backward.dweight_sum, {"K": 128, "W": 16}, threads=128, tile_cols=16)
     for tile, threads in ((256, 64), (2048, 512)):
         yield Variant("general_forward", general_forward.general_forward, {"T": tile}, threads, when={"tile": tile},
