@@ -6,6 +6,8 @@
  *   gradient  with eps 0, dx is perpendicular to x
  *   threads   1 to 7 threads, and a callback in any order, give the same bits, dweight's too
  *
+ *   test_properties [STEP]    of the numbers of threads every STEPth only, where time is short
+ *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "cases.h"
 #include "reference.h"
@@ -38,6 +40,7 @@ typedef struct set {
 } set;
 
 static const char *impl;
+static int thread_step = 1;
 
 static void *some(size_t bytes) {
   void *p = aligned_alloc(64, (bytes + 127) / 64 * 64);
@@ -295,7 +298,7 @@ static void test_threads(void **state) {
       memcpy(b.x, a.x, (size_t)rows * row_bytes(&a)), memcpy(b.dy, a.dy, (size_t)rows * row_bytes(&a));
       a.weight = b.weight = weight;
       run(&a);
-      for (int threads = 2; threads <= 14; threads++) {
+      for (int threads = 2; threads <= 14; threads += thread_step) {
         int calls = 0, crew = threads - 7;
         rmsnorm_parallel how = {.context = &calls, .threads = crew, .run = backwards};
         memset(b.y, 0x33, (size_t)rows * row_bytes(&b)), memset(b.dx, 0x33, (size_t)rows * row_bytes(&b));
@@ -314,7 +317,9 @@ static void test_threads(void **state) {
   }
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+  if (argc > 1) thread_step = atoi(argv[1]);
+  if (thread_step < 1) return 2;
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_batch), cmocka_unit_test(test_weight),
                                      cmocka_unit_test(test_scale), cmocka_unit_test(test_gradient),
                                      cmocka_unit_test(test_threads)};
