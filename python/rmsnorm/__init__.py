@@ -11,6 +11,8 @@ Importing this module loads neither NumPy nor torch nor anything for a GPU.
 SPDX-License-Identifier: Apache-2.0
 """
 
+import importlib.util
+
 try:
     from . import _native
 except ImportError as error:
@@ -30,8 +32,14 @@ def impls() -> dict:
     return {name: why for name, _, why in _native.impls()}
 
 
+def _torch_for(what: str) -> None:
+    if importlib.util.find_spec("torch") is None:
+        raise ModuleNotFoundError(f"rmsnorm.{what} needs PyTorch: pip install torch", name="torch")
+
+
 def patch(model, *arguments, **options):
     """Replace the RMSNorms of a loaded transformers model by equivalents on this library."""
+    _torch_for("patch")
     from .patch_models import patch as run
 
     return run(model, *arguments, **options)
@@ -39,6 +47,7 @@ def patch(model, *arguments, **options):
 
 def unpatch(model, *arguments, **options):
     """Undo patch."""
+    _torch_for("unpatch")
     from .patch_models import unpatch as run
 
     return run(model, *arguments, **options)

@@ -68,6 +68,10 @@ class _Look:
     def __init__(self, name: str, array: Any, stream: int | None = None) -> None:
         self.name, self.owner, self.copied = name, array, None
         if hasattr(array, "__array_interface__"):
+            if hasattr(array, "mask"):
+                raise TypeError(
+                    f"{name}: is masked, which a norm can not take into account; give its .filled(0) or .data"
+                )
             self._from_numpy(array)
         elif hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
             self._from_dlpack(array, stream)
@@ -78,7 +82,9 @@ class _Look:
         facts = array.__array_interface__
         self.address, self.read_only = facts["data"]
         self.device, self.shape = CPU, facts["shape"]
-        dtype = array.dtype
+        dtype = getattr(array, "dtype", None)
+        if getattr(dtype, "isnative", None) is None:
+            raise TypeError(f"{self.name}: a {type(array).__name__} has no type of NumPy; give numpy.asarray of it")
         self.code = _SEEN.get(dtype) or self._code(dtype)
         strides = facts["strides"]
         self.packed = strides is None
@@ -101,6 +107,8 @@ class _Look:
         kind, _ = array.__dlpack_device__()
         if kind not in _DEVICES:
             raise ValueError(f"{self.name}: a DLPack device of kind {int(kind)} is not known here")
+        if hasattr(array, "is_neg") and array.is_neg():  # a view of torch's, of which DLPack says nothing
+            raise ValueError(f"{self.name}: its memory has the other sign; give its .resolve_neg()")
         self.device = _DEVICES[kind]
         # On CUDA 1 stands for the legacy default stream, on HIP 0 does.
         capsule = array.__dlpack__() if self.device == CPU else array.__dlpack__(stream=stream or 2 - self.device)

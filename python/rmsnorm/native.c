@@ -42,14 +42,23 @@ static void *item_address(PyObject *tuple, Py_ssize_t i) {
   return value == NULL ? NULL : address_of(value);
 }
 
-static void read_output(PyObject *object, rmsnorm_output_tensor *tensor) {
-  if (object == Py_None) return;
-  *tensor = rmsnorm_output_heads(item_address(object, 0), (int)item(object, 1), item(object, 2), item(object, 3));
+/* The address of a tensor that is given. For the library NULL is a tensor that is not there, and a weight or a residual
+ * would be left out without a word; a framework has NULL where the memory was taken away (sharded, freed, lazy). */
+static void *memory_of(const char *name, PyObject *tuple, int64_t rows) {
+  void *address = item_address(tuple, 0);
+  if (address == NULL && rows > 0 && PyErr_Occurred() == NULL)
+    PyErr_Format(PyExc_ValueError, "%s: is given and has no memory", name);
+  return address;
 }
 
-static void read_input(PyObject *object, rmsnorm_input_tensor *tensor) {
+static void read_output(const char *name, PyObject *object, int64_t rows, rmsnorm_output_tensor *tensor) {
   if (object == Py_None) return;
-  *tensor = rmsnorm_input_heads(item_address(object, 0), (int)item(object, 1), item(object, 2), item(object, 3));
+  *tensor = rmsnorm_output_heads(memory_of(name, object, rows), (int)item(object, 1), item(object, 2), item(object, 3));
+}
+
+static void read_input(const char *name, PyObject *object, int64_t rows, rmsnorm_input_tensor *tensor) {
+  if (object == Py_None) return;
+  *tensor = rmsnorm_input_heads(memory_of(name, object, rows), (int)item(object, 1), item(object, 2), item(object, 3));
 }
 
 static void read_numerics(PyObject *object, rmsnorm_numerics *numerics) {
@@ -64,7 +73,9 @@ static void read_numerics(PyObject *object, rmsnorm_numerics *numerics) {
 
 /* The name of an implementation, or None. The bytes object is the caller's and outlives the call. */
 static const char *read_impl(PyObject *object) {
-  return object == Py_None ? NULL : PyBytes_AsString(object);
+  char *name = NULL;
+  if (object != Py_None) PyBytes_AsStringAndSize(object, &name, NULL); /* which refuses a zero inside of the name */
+  return name;
 }
 
 static int enough(const char *name, Py_ssize_t got, Py_ssize_t want) {
@@ -93,7 +104,7 @@ enum { ROWS, HEADS, COLS, GROUPS, EPS, DIVISOR, NUMERICS, DEVICE, STREAM, THREAD
 #define READ_WEIGHT(args, object)                                                                                      \
   do {                                                                                                                 \
     if ((object) != Py_None) {                                                                                         \
-      (args)->weight = item_address((object), 0);                                                                      \
+      (args)->weight = memory_of("weight", (object), (args)->rows);                                                    \
       (args)->weight_dtype = (int32_t)item((object), 1);                                                               \
       (args)->weight_shape = (int32_t)item((object), 2);                                                               \
     }                                                                                                                  \
@@ -104,7 +115,7 @@ enum { ROWS, HEADS, COLS, GROUPS, EPS, DIVISOR, NUMERICS, DEVICE, STREAM, THREAD
 enum { F_X = COMMON, F_RESIDUAL, F_GATE, F_WEIGHT, F_Y, F_RESIDUAL_OUT, F_RSTD, F_QUANT, F_ARGUMENTS };
 
 /* (granularity, block_cols, scale_op, scale_layout, e8m0_rounding, scale_max, scale, scale_out, scale_stride, q) */
-static void read_quant(PyObject *object, rmsnorm_quant *quant) {
+static void read_quant(PyObject *object, int64_t rows, rmsnorm_quant *quant) {
   if (object == Py_None) return;
   quant->granularity = (int32_t)item(object, 0);
   quant->block_cols = (int32_t)item(object, 1);
@@ -117,7 +128,7 @@ static void read_quant(PyObject *object, rmsnorm_quant *quant) {
   quant->scale = (const float *)item_address(object, 6);
   quant->scale_out = item_address(object, 7);
   quant->scale_stride = item(object, 8);
-  read_output(q, &quant->q);
+  read_output("q", q, rows, &quant->q);
 }
 
 static int read_forward(PyObject *const *a, Py_ssize_t count, rmsnorm_forward_args *args, void **stream) {
@@ -125,14 +136,14 @@ static int read_forward(PyObject *const *a, Py_ssize_t count, rmsnorm_forward_ar
   if (!enough("forward", count, F_ARGUMENTS)) return 0;
   READ_COMMON(args, a);
   *stream = address_of(a[STREAM]);
-  read_input(a[F_X], &args->x);
-  read_input(a[F_RESIDUAL], &args->residual);
-  read_input(a[F_GATE], &args->gate);
+  read_input("x", a[F_X], args->rows, &args->x);
+  read_input("residual", a[F_RESIDUAL], args->rows, &args->residual);
+  read_input("gate", a[F_GATE], args->rows, &args->gate);
   READ_WEIGHT(args, a[F_WEIGHT]);
-  read_output(a[F_Y], &args->y);
-  read_output(a[F_RESIDUAL_OUT], &args->residual_out);
+  read_output("out", a[F_Y], args->rows, &args->y);
+  read_output("residual_out", a[F_RESIDUAL_OUT], args->rows, &args->residual_out);
   args->rstd = address_of(a[F_RSTD]);
-  read_quant(a[F_QUANT], &args->quant);
+  read_quant(a[F_QUANT], args->rows, &args->quant);
   return PyErr_Occurred() == NULL;
 }
 
@@ -186,17 +197,17 @@ static PyObject *backward(PyObject *module, PyObject *const *a, Py_ssize_t count
   if (!enough("backward", count, B_ARGUMENTS)) return NULL;
   READ_COMMON(&args, a);
   void *stream = address_of(a[STREAM]);
-  read_input(a[B_X], &args.x);
-  read_input(a[B_RESIDUAL], &args.residual);
-  read_input(a[B_GATE], &args.gate);
-  read_input(a[B_DY], &args.dy);
-  read_input(a[B_DRESIDUAL_OUT], &args.dresidual_out);
+  read_input("x", a[B_X], args.rows, &args.x);
+  read_input("residual", a[B_RESIDUAL], args.rows, &args.residual);
+  read_input("gate", a[B_GATE], args.rows, &args.gate);
+  read_input("dy", a[B_DY], args.rows, &args.dy);
+  read_input("dresidual_out", a[B_DRESIDUAL_OUT], args.rows, &args.dresidual_out);
   READ_WEIGHT(&args, a[B_WEIGHT]);
   args.rstd = address_of(a[B_RSTD]);
   args.sum_dtype = (int32_t)PyLong_AsLong(a[B_SUM_DTYPE]);
-  read_output(a[B_DX], &args.dx);
-  read_output(a[B_DRESIDUAL], &args.dresidual);
-  read_output(a[B_DGATE], &args.dgate);
+  read_output("dx", a[B_DX], args.rows, &args.dx);
+  read_output("dresidual", a[B_DRESIDUAL], args.rows, &args.dresidual);
+  read_output("dgate", a[B_DGATE], args.rows, &args.dgate);
   args.dweight = address_of(a[B_DWEIGHT]);
   args.dweight_dtype = (int32_t)PyLong_AsLong(a[B_DWEIGHT_DTYPE]);
   if (PyErr_Occurred() != NULL) return NULL;
@@ -241,7 +252,12 @@ static PyObject *preset(PyObject *module, PyObject *name) {
   PyObject *text = PyUnicode_AsUTF8String(name);
   if (text == NULL) return NULL;
   rmsnorm_numerics numerics;
-  const rmsnorm_status status = rmsnorm_preset(PyBytes_AsString(text), &numerics);
+  char *letters = NULL;
+  if (PyBytes_AsStringAndSize(text, &letters, NULL) != 0) {
+    Py_DECREF(text);
+    return NULL;
+  }
+  const rmsnorm_status status = rmsnorm_preset(letters, &numerics);
   Py_DECREF(text);
   if (status != RMSNORM_OK) return raise_status(status);
   return PyBytes_FromStringAndSize((const char *)&numerics, sizeof numerics);
@@ -400,8 +416,8 @@ static int64_t packed_elements(const dl_tensor *tensor) {
 static int look_beside(PyObject *object, const dl_tensor *x, int32_t rank, dl_tensor *tensor, int *dtype) {
   if (exchange->look(object, tensor) != 0) return 0;
   *dtype = real_dtype(tensor);
-  if (*dtype == RMSNORM_DTYPE_NONE || tensor->rank != rank || tensor->device_type != x->device_type ||
-      tensor->device_id != x->device_id || packed_elements(tensor) < 0)
+  if (*dtype == RMSNORM_DTYPE_NONE || first_element(tensor) == NULL || tensor->rank != rank ||
+      tensor->device_type != x->device_type || tensor->device_id != x->device_id || packed_elements(tensor) < 0)
     return 0;
   for (int32_t i = 0; i < rank; i++)
     if (tensor->shape[i] != x->shape[i]) return 0;
@@ -415,7 +431,7 @@ static int read_short(PyObject *const *a, rmsnorm_forward_args *args, void **str
   if (exchange == NULL || exchange->look(a[0], &x) != 0) return 0;
   const int x_dtype = real_dtype(&x);
   const int64_t elements = packed_elements(&x);
-  if (x_dtype == RMSNORM_DTYPE_NONE || x.rank < 1 || elements <= 0) return 0;
+  if (x_dtype == RMSNORM_DTYPE_NONE || x.rank < 1 || elements <= 0 || first_element(&x) == NULL) return 0;
   const int64_t cols = x.shape[x.rank - 1];
   args->rows = elements / cols;
   args->cols = cols;
@@ -424,8 +440,8 @@ static int read_short(PyObject *const *a, rmsnorm_forward_args *args, void **str
     if (exchange->look(a[1], &t) != 0) return 0;
     args->weight = first_element(&t);
     args->weight_dtype = real_dtype(&t);
-    if (args->weight_dtype == RMSNORM_DTYPE_NONE || t.rank != 1 || t.shape[0] != cols || packed_elements(&t) < 0 ||
-        t.device_type != x.device_type || t.device_id != x.device_id)
+    if (args->weight == NULL || args->weight_dtype == RMSNORM_DTYPE_NONE || t.rank != 1 || t.shape[0] != cols ||
+        packed_elements(&t) < 0 || t.device_type != x.device_type || t.device_id != x.device_id)
       return 0;
   }
   if (a[2] != Py_None) {

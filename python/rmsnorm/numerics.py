@@ -50,9 +50,12 @@ class Numerics:
 
     def __post_init__(self) -> None:
         fields = [field.name for field in dataclasses.fields(self) if field.name != "text"]
-        object.__setattr__(self, "weight_offset", float(self.weight_offset))
+        try:
+            object.__setattr__(self, "weight_offset", float(self.weight_offset))
+            _pack(self)  # a wrong word is refused here
+        except (OverflowError, ValueError) as error:
+            raise ValueError(f"preset: {error}") from None
         object.__setattr__(self, "text", " ".join(f"{name}={getattr(self, name)}" for name in fields))
-        _pack(self)  # a wrong word is refused here
 
     def replace(self, **changes) -> Numerics:
         return dataclasses.replace(self, **changes)
@@ -80,7 +83,12 @@ def _from_text(text: str) -> Numerics:
     if not isinstance(text, str):
         raise TypeError(f"preset: a name or Numerics, not {type(text).__name__}")
     if "=" in text:
-        pairs = dict(pair.split("=", 1) for pair in text.split())
+        pairs = dict(pair.partition("=")[::2] for pair in text.split())
+        known = [field.name for field in dataclasses.fields(Numerics) if field.init]
+        if not set(pairs) <= set(known):
+            raise ValueError(
+                f"preset: {text!r} is no name, and in a text each word is one of {', '.join(known)}, then ="
+            )
         return Numerics(**pairs)
     offset, *codes = _LAYOUT.unpack(_native.preset(text))
     words = [words[code] for words, code in zip((_ROUNDINGS,) * 4 + (_GATES, _PLACES), codes)]
@@ -207,10 +215,10 @@ def _quant_from_text(text: str) -> Quant:
         if not isinstance(text, str):
             raise TypeError(f"quant: a kind or Quant, not {type(text).__name__}")
         kind, *rest = text.split(" ")
-        if rest:
+        if len(rest) == 4:
             multiply, by_column, ceil, scale_max = rest
             found = Quant(kind, multiply == "1", by_column == "1", ceil == "1", float(scale_max))
         else:
-            found = Quant(kind)
+            found = Quant(text)  # a kind, or refused
         _QUANTS[text] = found
     return found

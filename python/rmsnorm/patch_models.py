@@ -166,6 +166,12 @@ def _others_look_on() -> bool:
     return _functorch() is not None or _tracing() is not None or forward_ad._current_level >= 0
 
 
+@torch.compiler.assume_constant_result
+def _others_look_on_graph() -> bool:
+    """The same while a compiler traces. Its graphs are good for one stack of transforms, so that this is constant."""
+    return _functorch() is not None or forward_ad._current_level >= 0
+
+
 _functorch = torch._C._functorch.peek_interpreter_stack
 _tracing = torch._C._get_tracing_state
 _compiling = torch.compiler.is_compiling
@@ -185,9 +191,11 @@ def norm_of(original: type, plan: Plan):
         if (
             type(x) not in _TENSORS
             or (weighted and type(weight) not in _TENSORS)
-            or (not _compiling() and _others_look_on())
+            or (_others_look_on_graph() if _compiling() else _others_look_on())
             or (x.dtype, weight.dtype if weighted else None) not in pairs
             or not (x.is_cpu or x.is_cuda)
+            or x.is_nested
+            or x.layout is not torch.strided
             or x.numel() == 0
             or x.dim() == 0
             or not (simple or _fits(plan, self, x, gate))

@@ -346,6 +346,25 @@ def test_one_byte_numbers_are_not_mixed_up(random):
         rmsnorm.rms_norm(np.ones((2, 2), np.uint8), eps=1e-6)
 
 
+def test_memory_that_is_not_all(random):
+    """A mask; an object that has memory and no type of NumPy."""
+    x = make(random, (6, 40), F32)
+    masked = np.ma.masked_array(x, x > 0)
+    for call in (
+        lambda: rmsnorm.rms_norm(masked, eps=1e-6),
+        lambda: rmsnorm.rms_norm(x, masked[0], eps=1e-6),
+        lambda: rmsnorm.rms_norm(x, eps=1e-6, out=masked),
+    ):
+        with pytest.raises(TypeError, match="^(x|weight|out): is masked"):
+            call()
+
+    class Image:
+        __array_interface__ = x.__array_interface__
+
+    with pytest.raises(TypeError, match="^x: a Image has no type of NumPy"):
+        rmsnorm.rms_norm(Image(), eps=1e-6)
+
+
 def test_words_for_eps_and_dtype(random):
     x = make(random, (6, 40), F32)
     for eps in (None, "1e-6"):

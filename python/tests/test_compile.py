@@ -140,6 +140,26 @@ def test_export():
     assert same(program.module()(other), Block()(other))
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_transforms_in_a_graph(backend):
+    """What is refused outside of a compiler is refused by it, too: torch would take a tangent for zeros."""
+    w, x = make(64), make(4, 64)
+
+    def norm(x):
+        return rt.rms_norm(x, w, 1e-6)
+
+    for transform in (
+        lambda x: torch.func.jvp(norm, (x,), (x,)),
+        torch.func.jacrev(norm),
+        torch.func.grad(lambda x: norm(x).sum()),
+    ):
+        torch._dynamo.reset()
+        with pytest.raises(Exception, match="do not go through a norm of the library"):
+            torch.compile(transform, backend=backend)(x)
+    torch._dynamo.reset()
+    assert same(torch.compile(torch.vmap(norm), backend=backend)(x), norm(x))
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 def samples(device):
     def t(*shape, dtype=torch.float32, grad=False):

@@ -161,6 +161,14 @@ def test_what_the_library_does_not_take_runs_through_the_class():
     assert copy.deepcopy(norm).to("meta")(torch.empty(3, 16, device="meta")).device.type == "meta"
     with pytest.raises((RuntimeError, ValueError)):
         norm(torch.randn(4, 17))
+    for odd in (torch.nested.nested_tensor([x.float(), x[:2].float()]), x.float().to_sparse(), x.float().to_mkldnn()):
+        said = []
+        for forward in (norm, lambda odd: LlamaRMSNorm.forward(norm, odd)):
+            try:
+                said.append(type(forward(odd)))
+            except RuntimeError as error:
+                said.append(str(error).splitlines()[0])
+        assert said[0] == said[1], odd.layout
     norm.weight.data = norm.weight.data.double()
     assert norm(torch.randn(4, 16)).dtype == torch.float64
 
@@ -197,6 +205,7 @@ ROUTES = {
     "gradient of each row": _for_each_row,
     "jvp": _jvp,
     "forward mode": _forward_mode,
+    "compiled jvp": lambda norm, x: torch.compile(lambda x: _jvp(norm, x), backend="eager")(x),
     "trace": lambda norm, x: torch.jit.trace(norm, (torch.ones_like(x),))(x),
     "export": lambda norm, x: torch.export.export(norm, (x,)).module()(x),
     "autocast": _through_autocast,

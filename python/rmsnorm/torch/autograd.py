@@ -90,11 +90,19 @@ def refuse_tangents(*tensors: torch.Tensor | None) -> None:
         raise NotImplementedError(NO_WAY)
 
 
-def _batched(gradient: torch.Tensor | None) -> bool:
-    """Whether it is many: torch has two kinds of that, for vmap and for is_grads_batched."""
+def another_transform() -> bool:
+    """Whether a transform of torch.func is at work under which no operator of ours is right."""
+    types = torch._C._functorch.TransformType
+    right = (types.Vmap, types.Functionalize)
+    return any(level.key() not in right for level in torch._C._functorch.get_interpreter_stack() or ())
+
+
+def _needs_dispatch(gradient: torch.Tensor | None) -> bool:
+    """Whether its memory is not what it is: many gradients at once (torch has two kinds of that, for vmap and for
+    is_grads_batched), zeros that were never written."""
     functorch = torch._C._functorch
     return gradient is not None and (
-        functorch.is_batchedtensor(gradient) or functorch.is_legacy_batchedtensor(gradient)
+        functorch.is_batchedtensor(gradient) or functorch.is_legacy_batchedtensor(gradient) or gradient._is_zerotensor()
     )
 
 
@@ -127,8 +135,7 @@ class Norm(torch.autograd.Function):
         backward = direct.backward
         if forward_ad._current_level >= 0:
             refuse_tangents(dy, dresidual_out)
-        # Of many gradients at once (is_grads_batched), torch makes a call of the operator for each.
-        if torch.is_grad_enabled() or _batched(dy) or _batched(dresidual_out):
+        if torch.is_grad_enabled() or _needs_dispatch(dy) or _needs_dispatch(dresidual_out):
             backward, ctx.preset = through_operator, ctx.preset if isinstance(ctx.preset, str) else ctx.preset.text
         dx, dresidual, dgate, dweight = gradients(
             ctx, backward, dy, dresidual_out, (want_x, want_residual, want_gate, want_weight)

@@ -123,7 +123,14 @@ def dtype_code(name: str, tensor: Tensor) -> int:
     return code
 
 
+def check_strided(name: str, tensor: Tensor) -> None:
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        kind = "a nested one" if tensor.is_nested else str(tensor.layout)
+        raise TypeError(f"{name}: an ordinary strided tensor is needed, not {kind}")
+
+
 def check_like(name: str, tensor: Tensor, x: Tensor) -> None:
+    check_strided(name, tensor)
     if tensor.shape != x.shape:
         raise ValueError(f"{name}: has the shape {tuple(tensor.shape)}, x has {tuple(x.shape)}")
     check_device(name, tensor, x)
@@ -149,6 +156,7 @@ def check_x(x: Tensor) -> None:
 def weight_shape(x: Tensor, weight: Tensor, groups: int) -> int:
     """How weight lies over x: a code of the library. Refuses what does not fit."""
     cols = x.shape[-1]
+    check_strided("weight", weight)
     check_device("weight", weight, x)
     if weight.dim() == 1:
         if weight.shape[0] == cols:
@@ -177,6 +185,11 @@ def stats_shape(x: Tensor, groups: int) -> tuple[int, ...]:
     return (*x.shape[:-1], groups) if groups > 1 else tuple(x.shape[:-1])
 
 
+def _negated(*tensors: Tensor | None) -> bool:
+    """Whether the memory of one has the other sign: a view, as torch makes for the imaginary part of a conjugate."""
+    return any(tensor is not None and tensor.is_neg() for tensor in tensors)
+
+
 def _changed(*tensors: Tensor | None) -> None:
     """Tell autograd that these were written, so that it refuses a backward that had saved what they held."""
     for tensor in tensors:
@@ -199,7 +212,7 @@ class View:
         self.copies: dict[int, Tensor] = {}
         packed = True
         for tensor in tensors:
-            if tensor is not None and not tensor.is_contiguous():
+            if tensor is not None and (not tensor.is_contiguous() or tensor.is_neg()):
                 packed = False
                 break
         if packed:
@@ -218,7 +231,6 @@ class View:
         self.tensors = tuple(tensors)
 
     def _fold(self, x: Tensor, shape: int, cols: int) -> None:
-        # The imaginary part of a conjugate is a view whose memory has the other sign.
         self._copy(lambda tensor: (cols > 1 and tensor.stride(-1) != 1) or tensor.is_neg())
         if not self._try(x, shape):
             self._copy(lambda tensor: not tensor.is_contiguous())
@@ -289,7 +301,17 @@ def forward(
         _changed(out, residual_out)
     if residual_dtype is not None:
         check_dtype("residual_dtype", residual_dtype)
-    if HAS_SHORT and groups == 1 and divisor == 0 and gate is None and x.is_contiguous() and _here(x):
+    if (
+        HAS_SHORT
+        and groups == 1
+        and divisor == 0
+        and gate is None
+        and x.is_contiguous()
+        and not x.is_neg()
+        and (weight is None or not weight.is_neg())
+        and ((residual is None and out is None) or not _negated(residual, out, residual_out))
+        and _here(x)
+    ):
         y, x_type = out, x.dtype
         if y is None:
             if dtype is None and (rules.result == "x" or weight is None or weight.dtype is x_type):
@@ -312,8 +334,7 @@ def forward(
     if weight is not None:
         weight_code = CODES.get(weight.dtype) or dtype_code("weight", weight)
         shape = weight_shape(x, weight, groups)
-        if not weight.is_contiguous():
-            weight = weight.resolve_neg().contiguous()
+        weight = weight.resolve_neg().contiguous()
         weight_tuple = (weight.data_ptr(), weight_code, shape)
     if residual is not None:
         check_like("residual", residual, x)
@@ -423,6 +444,8 @@ def quantise(
     check_groups(groups, x.shape[-1])
     check_scale(scale, x, quant)
     check_dtype("residual_dtype", residual_dtype)
+    if _negated(scale, scales):
+        raise ValueError("scale: its memory has the other sign; give its .resolve_neg()")
     _changed(q, scales, residual_out)
     q_type, scale_type, scale_shape = quant_shapes(x, quant)
     if q is None:

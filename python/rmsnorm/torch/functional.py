@@ -6,13 +6,15 @@ SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
+import numbers
+
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from ..numerics import Numerics, Quant
 from . import direct
-from .autograd import NO_WAY, Norm, refuse_tangents
+from .autograd import NO_WAY, Norm, another_transform, refuse_tangents
 
 Preset = str | Numerics
 
@@ -28,6 +30,8 @@ _grad = torch.is_grad_enabled
 def _plain(x, weight, residual=None, gate=None) -> bool:
     """Whether the memory of these tensors is what they are."""
     if _compiling():
+        if _transforms_in_graph():
+            raise NotImplementedError(NO_WAY)
         return False
     if not (type(x) in _PLAIN and type(weight) in _PLAIN and type(residual) in _PLAIN and type(gate) in _PLAIN):
         for name, tensor in (("x", x), ("weight", weight), ("residual", residual), ("gate", gate)):
@@ -39,13 +43,18 @@ def _plain(x, weight, residual=None, gate=None) -> bool:
     if _functorch() is not None or forward_ad._current_level >= 0:
         _transformed(x, weight, residual, gate)
         return False
-    return _modes() == 0 and _tracing() is None and (x.is_cpu or x.is_cuda) and x.layout is _STRIDED
+    return _modes() == 0 and _tracing() is None and (x.is_cpu or x.is_cuda) and x.layout is _STRIDED and not x.is_nested
+
+
+@torch.compiler.assume_constant_result
+def _transforms_in_graph() -> bool:
+    """A compiler can not see which tensors will have a tangent."""
+    return another_transform() or forward_ad._current_level >= 0
 
 
 def _transformed(*tensors: Tensor | None) -> None:
-    """Under vmap, torch calls an operator once for each example; other transforms know no way through one."""
-    vmap = torch._C._functorch.TransformType.Vmap
-    if any(level.key() != vmap for level in torch._C._functorch.get_interpreter_stack() or ()):
+    """Under vmap, torch calls an operator once for each example; others know no way through one."""
+    if another_transform():
         raise NotImplementedError(NO_WAY)
     if forward_ad._current_level >= 0:
         refuse_tangents(*tensors)
@@ -90,8 +99,8 @@ def rms_norm(
 
     weight: [cols]; [cols / groups], shared by all groups; or [heads, cols] for an x of [..., heads, cols]. dtype: of
     the result; None is what the family of the preset returns. out: written and returned, without a gradient."""
-    if eps is None:
-        raise TypeError(_NO_EPS)
+    if type(eps) is not float:
+        _refuse_eps(eps)
     if out is not None and not isinstance(out, Tensor):
         raise TypeError(f"out: a torch.Tensor is needed, not {type(out).__name__}")
     if _plain(x, weight, out):
@@ -113,7 +122,12 @@ def rms_norm(
     return out
 
 
-_NO_EPS = "eps: is needed; it belongs to the checkpoint, and there is no good default"
+def _refuse_eps(eps) -> None:
+    """A tensor would have to be waited for on a GPU, and its gradient would be missing without a word."""
+    if eps is None:
+        raise TypeError("eps: is needed; it belongs to the checkpoint, and there is no good default")
+    if not isinstance(eps, numbers.Real | torch.SymFloat):
+        raise TypeError(f"eps: a number is needed, that of the checkpoint, not {type(eps).__name__}")
 
 
 def fused_add_rms_norm(
@@ -130,8 +144,8 @@ def fused_add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """(norm(x + residual), x + residual). residual_dtype: the type of the returned sum; None: what x and residual
     promote to."""
-    if eps is None:
-        raise TypeError(_NO_EPS)
+    if type(eps) is not float:
+        _refuse_eps(eps)
     if residual is None:
         raise TypeError("residual: a torch.Tensor is needed, not None")
     if _plain(x, weight, residual):
@@ -155,8 +169,8 @@ def gated_rms_norm(
     dtype: torch.dtype | None = None,
 ) -> Tensor:
     """A norm with a gate, silu or sigmoid, before or after it, as the preset says."""
-    if eps is None:
-        raise TypeError(_NO_EPS)
+    if type(eps) is not float:
+        _refuse_eps(eps)
     if _plain(x, weight, None, gate):
         if _wants_grad(x, weight, gate):
             return Norm.apply(x, weight, None, gate, eps, preset, groups, divisor, dtype, None)
@@ -177,8 +191,8 @@ def rms_norm_with_stats(
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(y, rstd), forward only. rstd is float32 (float64 for such an x): one for each row, or group of a row."""
-    if eps is None:
-        raise TypeError(_NO_EPS)
+    if type(eps) is not float:
+        _refuse_eps(eps)
     plain = _plain(x, weight)
     _forward_only("rms_norm_with_stats", x, weight)
     if plain:
@@ -208,10 +222,10 @@ def rms_norm_quant(
 
     quant: a kind such as fp8-row, int8-tensor, fp8-block128, mxfp8, or Quant. scale: one float32, for the kinds with
     -tensor. The scales are [..., 1] for rows, [..., blocks] for blocks, and the given one for a tensor."""
-    if eps is None:
-        raise TypeError(_NO_EPS)
+    if type(eps) is not float:
+        _refuse_eps(eps)
     quant = Quant.of(quant)
-    plain = _plain(x, weight, residual, gate)
+    plain = _plain(x, weight, residual, gate) and _plain(x, scale)
     _forward_only("rms_norm_quant", x, weight, residual, gate)
     if plain:
         q, scales, residual_out = direct.quantise(
@@ -229,6 +243,8 @@ def rms_norm_quant(
 # With outputs of the caller: what serving.py gives names to.
 def norm_into(out: Tensor, x: Tensor, weight: Tensor | None, eps: float, preset: Preset) -> None:
     """out <- norm(x); out may be x."""
+    if type(eps) is not float:
+        _refuse_eps(eps)
     plain = _plain(x, weight, out)
     _forward_only("a norm into a given tensor", x, weight, out)
     if plain:
@@ -241,6 +257,8 @@ def norm_into(out: Tensor, x: Tensor, weight: Tensor | None, eps: float, preset:
 
 def add_norm_in_place(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, preset: Preset) -> None:
     """residual <- x + residual, x <- norm of it."""
+    if type(eps) is not float:
+        _refuse_eps(eps)
     plain = _plain(x, weight, residual)
     _forward_only("a norm in place", x, weight, residual)
     if plain:
@@ -261,7 +279,9 @@ def quantise_into(
     quant: Quant,
 ) -> None:
     """q, scales <- the quantised norm of x, or of x + residual, which goes to residual."""
-    plain = _plain(x, weight, residual)
+    if type(eps) is not float:
+        _refuse_eps(eps)
+    plain = _plain(x, weight, residual, q) and _plain(x, scales, scale)
     _forward_only("a quantised norm", x, weight, residual)
     if plain:
         direct.quantise(x, weight, residual, None, scale, eps, preset, quant, q=q, scales=scales, residual_out=residual)

@@ -18,7 +18,7 @@ from torch.autograd import forward_ad
 
 from ..numerics import F64, RULES, Quant, result_dtype
 from . import direct
-from .autograd import gradients, refuse_tangents, save, through_operator
+from .autograd import NO_WAY, gradients, refuse_tangents, save, through_operator
 
 _library = torch.library.Library("rmsnorm", "DEF")
 _TAGS = (torch.Tag.pt2_compliant_tag,)
@@ -72,6 +72,8 @@ def _check(x, weight, residual, gate, preset, groups):
 def _forward_fake(
     x, weight, residual, gate, eps, preset, groups=1, divisor=0, dtype=None, residual_dtype=None, stats=True
 ):
+    if forward_ad._current_level >= 0:  # a compiler can not see yet what will have a tangent
+        raise NotImplementedError(NO_WAY)
     rules, code, weight_code = _check(x, weight, residual, gate, preset, groups)
     y = x.new_empty(x.shape, dtype=dtype or direct.TYPES[result_dtype(rules, code, weight_code)])
     residual_out = rstd = None
