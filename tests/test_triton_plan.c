@@ -66,7 +66,7 @@ static void check_work(const rn_problem *p, const rn_triton_extra *e, const rn_t
     assert_true((int64_t)k->lanes * k->steps >= p->cols && p->groups == 1 && p->weight_head_bytes == 0);
     assert_true(p->residual.data == NULL && p->gate.data == NULL && p->dresidual.data == NULL);
     assert_int_equal(k->row_lanes, e->row_lanes);
-    assert_true(blocks == e->chunks || k->any_grid);
+    assert_true(blocks == ceil_of(e->chunks, k->tile_rows) || k->any_grid);
     if (p->dweight != NULL) assert_int_equal(e->chunks, rn_chunks_of(p->dweight_rows, p->dweight_cols).C);
     if (p->dweight == NULL) assert_true(e->unit_rows == 1);
     break;

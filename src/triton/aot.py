@@ -77,7 +77,7 @@ def constants_for(target, variant):
     """Rows are fetched ahead into local memory where there is enough of it; on AMD they are not."""
     constants = dict(variant.constants)
     if constants.get("STAGES", 1) > 1:
-        row = constants["P"] * constants["W"] * constants["J"] * SIZES[variant.type]
+        row = constants["Q"] * constants["P"] * constants["W"] * constants["J"] * SIZES[variant.type]
         if target.startswith("gfx") or constants["STAGES"] * 2 * row + 4096 > LOCAL[target]:
             constants["STAGES"] = 1
     return constants

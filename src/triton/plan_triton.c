@@ -250,12 +250,13 @@ static bool plan_backward(planning *q) {
                         .least_steps = parts(p->group_cols, e->lanes)};
   const int32_t k = variant(q->target, &wanted);
   if (k < 0) return plan_long_backward(q);
-  if (p->dweight != NULL) return add(q, k, e->chunks) && add_dweight_sum(q);
+  const int64_t each = rn_max_i64(1, rn_triton_kernels[k].tile_rows); /* chunks a program */
+  if (p->dweight != NULL) return add(q, k, parts(e->chunks, each)) && add_dweight_sum(q);
   /* Without dweight the rows may be dealt out in any way. */
-  int64_t programs = rn_min_i64(e->units, 8 * (int64_t)q->device->multiprocessors);
+  int64_t programs = 8 * (int64_t)q->device->multiprocessors;
   if (p->launch.multiprocessors > 0) programs = rn_min_i64(programs, p->launch.multiprocessors);
-  e->chunks = programs, e->row_lanes = row_lanes, e->unit_rows = 1;
-  return add(q, k, programs);
+  e->chunks = rn_min_i64(e->units, programs * each), e->row_lanes = row_lanes, e->unit_rows = 1;
+  return add(q, k, parts(e->chunks, each));
 }
 
 /* ---- the general ones ---- */

@@ -6,7 +6,8 @@
 
 dweight is a sum over rows, and its bits must not depend on how many programs share the work. So the rows are dealt out
 by a rule of their own (`Chunks`), a program takes one chunk, keeps the chunk's sum of every column in registers, and
-writes it once; `dweight_sum` adds the chunks as a plain tree. No atomics: they add in a different order each time.
+writes it once; `dweight_sum` adds the chunks as a plain tree. No atomics: they add in a different order each time. Of
+short rows a program takes Q chunks side by side, and cuts their lanes into S tiles (see forward.py).
 
 x here is what was normalised: with a fused residual the saved sum. rstd may be saved too; where it is not, or belongs
 to a rescued row, it is computed again, to the same bits.
@@ -25,6 +26,7 @@ from .canonical import (
     RSTD_MAX,
     RSTD_MIN,
     exp2i,
+    folded,
     isqrt,
     levels_of,
     magnitude,
@@ -85,16 +87,23 @@ def chunk_rows(chunk, rows, chunks, unit_rows):
 
 
 @triton.jit
-def statistic(x, mask, group_cols, missing, divisor, eps, W: tl.constexpr, J: tl.constexpr):
-    """(power, r) of the rows at x, as in forward_row. `missing`: the rows that want it."""
-    lane = tl.arange(0, W)[None, :]
-    lanes = tl.zeros(mask.shape, tl.float32) + tl.zeros([1, W], tl.float32)
-    most = tl.zeros(lanes.shape, tl.int32)
-    for j in tl.static_range(J):
-        wide = tl.load(x + j * W + lane, mask=mask & (j * W + lane < group_cols), other=0.0).to(tl.float32)
-        lanes = tl.fma(wide, wide, lanes)
-        most = tl.maximum(most, magnitude(wide))
-    v = tl.math.div_rn(pairwise(lanes), divisor) + eps
+def statistic(x, mask, group_cols, missing, divisor, eps, V: tl.constexpr, S: tl.constexpr):
+    """(power, r) of the rows at x, as in forward_row. `missing`: the rows that want it.
+
+    It is seldom wanted, and comes in the middle of everything that lies in registers: so one tile at a time, read again.
+    """
+    R: tl.constexpr = mask.shape[0]
+    most = tl.zeros([R, V], tl.int32)
+    sums = ()
+    for s in tl.static_range(S):
+        lanes = tl.zeros([R, V], tl.float32)
+        for start in range(s * V, group_cols, S * V):
+            col = start + tl.arange(0, V)[None, :]
+            wide = tl.load(x + col, mask=mask & (col < group_cols), other=0.0).to(tl.float32)
+            lanes = tl.fma(wide, wide, lanes)
+            most = tl.maximum(most, magnitude(wide))
+        sums = sums + (pairwise(lanes),)
+    v = tl.math.div_rn(folded(sums, S), divisor) + eps
     r = isqrt(v)
     power = tl.full(r.shape, 1.0, tl.float32)
     bad = (ordinary(v) == 0) & missing
@@ -102,11 +111,15 @@ def statistic(x, mask, group_cols, missing, divisor, eps, W: tl.constexpr, J: tl
         greatest = tl.max(most, 1)
         e = rescue_exponent(greatest, eps)
         scale = exp2i(-e)[:, None]
-        again = tl.zeros(lanes.shape, tl.float32)
-        for j in tl.static_range(J):
-            wide = tl.load(x + j * W + lane, mask=mask & (j * W + lane < group_cols), other=0.0).to(tl.float32)
-            again = tl.fma(wide * scale, wide * scale, again)
-        power2, r2, _ = rescued(greatest, pairwise(again), e, divisor, eps)
+        again = ()
+        for s in tl.static_range(S):
+            lanes = tl.zeros([R, V], tl.float32)
+            for start in range(s * V, group_cols, S * V):
+                col = start + tl.arange(0, V)[None, :]
+                wide = tl.load(x + col, mask=mask & (col < group_cols), other=0.0).to(tl.float32)
+                lanes = tl.fma(wide * scale, wide * scale, lanes)
+            again = again + (pairwise(lanes),)
+        power2, r2, _ = rescued(greatest, folded(again, S), e, divisor, eps)
         power = tl.where(bad, power2, power)
         r = tl.where(bad, r2, r)
     return power, r
@@ -123,29 +136,35 @@ def xhat_of(x, power, r, SIMPLE: tl.constexpr):
 
 @triton.jit
 def row_of(xs, dys, ws, sums, incoming, has_incoming, into, power, r, divisor, group_cols, live, has_dx,
-           SIMPLE: tl.constexpr, P: tl.constexpr, W: tl.constexpr, J: tl.constexpr):
-    """dx of P rows, stored, and their products added to the sums of dweight, which it returns."""
+           SIMPLE: tl.constexpr, R: tl.constexpr, V: tl.constexpr, J: tl.constexpr, S: tl.constexpr):
+    """dx of R rows, stored, and their products added to the sums of dweight, which it returns.
+
+    Tile t of a row is its step j = t // S and part s = t % S; the sums are in the order of (s, j), as they are made here.
+    """
     T: tl.constexpr = into.dtype.element_ty
-    lanes = tl.zeros([P, W], tl.float32)
+    dots = ()
     next_sums = ()
-    for j in tl.static_range(J):
-        xhat = xhat_of(xs[j].to(tl.float32), power, r, SIMPLE)
-        g = dys[j].to(tl.float32)
-        lanes = tl.fma(g * ws[j], xhat, lanes)
-        next_sums = next_sums + (tl.fma(g, xhat, sums[j]),)
-    by_dot = negated(tl.math.div_rn(pairwise(lanes), divisor))[:, None]
+    for s in tl.static_range(S):
+        lanes = tl.zeros([R, V], tl.float32)
+        for j in tl.static_range(J):
+            xhat = xhat_of(xs[j * S + s].to(tl.float32), power, r, SIMPLE)
+            g = dys[j * S + s].to(tl.float32)
+            lanes = tl.fma(g * ws[j * S + s], xhat, lanes)
+            next_sums = next_sums + (tl.fma(g, xhat, sums[s * J + j]),)
+        dots = dots + (pairwise(lanes),)
+    by_dot = negated(tl.math.div_rn(folded(dots, S), divisor))[:, None]
     mores = ()
-    for j in tl.static_range(J):
-        col = j * W + tl.arange(0, W)[None, :]
+    for t in tl.static_range(J * S):
+        col = t * V + tl.arange(0, V)[None, :]
         mask = (col < group_cols) & live & has_incoming
         mores = mores + (tl.load(incoming + col, mask=mask, other=negative_zero().to(T)),)
-    for j in tl.static_range(J):
-        col = j * W + tl.arange(0, W)[None, :]
-        k = tl.fma(xhat_of(widen_again(xs[j]), power, r, SIMPLE), by_dot, widen_again(dys[j]) * ws[j])
+    for t in tl.static_range(J * S):
+        col = t * V + tl.arange(0, V)[None, :]
+        k = tl.fma(xhat_of(widen_again(xs[t]), power, r, SIMPLE), by_dot, widen_again(dys[t]) * ws[t])
         du = r * k
         if SIMPLE == 0:
             du = du * power
-        tl.store(into + col, (du + mores[j].to(tl.float32)).to(T), mask=(col < group_cols) & live & has_dx)
+        tl.store(into + col, (du + mores[t].to(tl.float32)).to(T), mask=(col < group_cols) & live & has_dx)
     return next_sums
 
 
@@ -154,30 +173,35 @@ def backward_rows(x, weight, dy, dresidual_out, dx, rstd_in, partials,
                   x_row_stride, x_head_stride, dy_row_stride, dy_head_stride, dresidual_out_row_stride,
                   dresidual_out_head_stride, dx_row_stride, dx_head_stride,
                   units, heads, group_cols, chunks, unit_rows, divisor, eps, weight_offset, weight_type,
-                  P: tl.constexpr, W: tl.constexpr, J: tl.constexpr, STAGES: tl.constexpr):
-    """One chunk a program, P rows at a time: row lane i takes the rows i, i + P, ... of the chunk."""
+                  P: tl.constexpr, Q: tl.constexpr, W: tl.constexpr, J: tl.constexpr, S: tl.constexpr,
+                  STAGES: tl.constexpr):
+    """Q chunks a program, P rows of each at a time: row lane i takes the rows i, i + P, ... of its chunk."""
     T: tl.constexpr = x.dtype.element_ty
+    R: tl.constexpr = Q * P
+    V: tl.constexpr = W // S
+    TILES: tl.constexpr = J * S
     has_dx = present(dx)
     has_incoming = present(dresidual_out)
     has_rstd = present(rstd_in)
     absent = negative_zero().to(T)
-    lane = tl.arange(0, W)[None, :]
+    lane = tl.arange(0, V)[None, :]
     ws = ()
-    for j in tl.static_range(J):
-        col = j * W + lane
+    for t in tl.static_range(TILES):
+        col = t * V + lane
         w = fetch_weight(weight, weight_type, col, col < group_cols)
         w = widen_weight(w, weight, weight_type, weight_offset, col, col < group_cols)
         # 1 past the last column: t is +0 there, xhat -0, and adding their product changes nothing.
         ws = ws + (tl.where(col < group_cols, w, 1.0),)
 
-    for chunk in range(tl.program_id(0), chunks, tl.num_programs(0)):
-        members = chunk_rows(chunk, units, chunks, unit_rows)
+    for first in range(tl.program_id(0) * Q, chunks, tl.num_programs(0) * Q):
+        chunk = first + tl.arange(0, R) // P
+        members = tl.where(chunk < chunks, chunk_rows(chunk, units, chunks, unit_rows), 0)
         sums = ()
-        for j in tl.static_range(J):
-            sums = sums + (tl.zeros([P, W], tl.float32),)
+        for t in tl.static_range(TILES):
+            sums = sums + (tl.zeros([R, V], tl.float32),)
 
-        for i in tl.range(0, members, P, num_stages=STAGES):
-            member = i + tl.arange(0, P)
+        for i in tl.range(0, tl.max(members, 0), P, num_stages=STAGES):
+            member = i + tl.arange(0, R) % P
             unit = (member // unit_rows * chunks + chunk) * unit_rows + member % unit_rows
             live = member < members
             token, head, _ = place(unit, heads, 1)
@@ -187,35 +211,37 @@ def backward_rows(x, weight, dy, dresidual_out, dx, rstd_in, partials,
             into = dx + (token * dx_row_stride + head * dx_head_stride)[:, None]
             xs = ()
             dys = ()
-            for j in tl.static_range(J):
-                col = j * W + lane
+            for t in tl.static_range(TILES):
+                col = t * V + lane
                 mask = (col < group_cols) & live[:, None]
                 xs = xs + (tl.load(x_row + col, mask=mask, other=absent),)
                 dys = dys + (tl.load(dy_row + col, mask=mask, other=0.0),)
             r = tl.load(rstd_in + unit, mask=live & has_rstd, other=0.0)
-            power = tl.full([P], 1.0, tl.float32)
+            power = tl.full([R], 1.0, tl.float32)
             missing = ((r < RSTD_MIN) | (r > RSTD_MAX) | (r != r)) & live
             if tl.max(missing.to(tl.int32), 0) != 0:
-                power2, r2 = statistic(x_row, live[:, None], group_cols, missing, divisor, eps, W, J)
+                power2, r2 = statistic(x_row, live[:, None], group_cols, missing, divisor, eps, V, S)
                 power = tl.where(missing, power2, power)
                 r = tl.where(missing, r2, r)
             r = tl.where(live, r, 1.0)
             if tl.max((power != 1.0).to(tl.int32), 0) == 0:
                 sums = row_of(xs, dys, ws, sums, incoming, has_incoming, into, power[:, None], r[:, None], divisor,
-                              group_cols, live[:, None], has_dx, True, P, W, J)
+                              group_cols, live[:, None], has_dx, True, R, V, J, S)
             else:
                 sums = row_of(xs, dys, ws, sums, incoming, has_incoming, into, power[:, None], r[:, None], divisor,
-                              group_cols, live[:, None], has_dx, False, P, W, J)
+                              group_cols, live[:, None], has_dx, False, R, V, J, S)
 
         if present(partials):
-            for j in tl.static_range(J):
-                col = j * W + lane
-                whole = sums[j]
+            into_chunk = (first + tl.arange(0, Q))[:, None]
+            for t in tl.static_range(TILES):
+                col = t * V + lane
+                whole = sums[t % S * J + t // S]
                 if P == 4:  # the row lanes of a chunk are neighbours in the tree
-                    whole = tl.sum(tl.reshape(whole, [2, 2, W]), 1)
+                    whole = tl.sum(tl.reshape(whole, [2 * Q, 2, V]), 1)
                 if P >= 2:
-                    whole = tl.sum(tl.reshape(whole, [1, 2, W]), 1)
-                tl.store(partials + chunk * group_cols.to(tl.int64) + col, whole, mask=col < group_cols)
+                    whole = tl.sum(tl.reshape(whole, [Q, 2, V]), 1)
+                tl.store(partials + into_chunk * group_cols.to(tl.int64) + col, whole,
+                         mask=(into_chunk < chunks) & (col < group_cols))
 
 
 @triton.jit(do_not_specialize=["chunks", "dweight_cols", "dweight_vectors", "dweight_type"])

@@ -63,6 +63,17 @@ def pairwise(lanes):
 
 
 @triton.jit
+def folded(parts, S: tl.constexpr):
+    """The top of the tree, where the lanes lie in S tiles side by side: a tile is a whole branch of it."""
+    if S == 4:
+        return (parts[0] + parts[1]) + (parts[2] + parts[3])
+    elif S == 2:
+        return parts[0] + parts[1]
+    else:
+        return parts[0]
+
+
+@triton.jit
 def ordinary(v):
     return (v >= V_MIN) & (v <= V_MAX)
 

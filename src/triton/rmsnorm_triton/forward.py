@@ -16,7 +16,9 @@ What to look at, because kernels like these get it wrong:
 
 `unit` counts (token, head, group); a unit has one statistic. W = lanes(n) and J = ceil(n / W): element i of a row
 belongs to lane i mod W, and so a tile of W neighbours holds one element of every lane. With 4 to 8 tiles of a row in
-registers nothing is read twice and each thread has that many wide loads under way.
+registers nothing is read twice and each thread has that many wide loads under way. Where a row is shorter, its lanes are
+cut into S tiles: fewer threads share a row then, and each statistic, which all threads of its row compute alike, is
+computed by fewer.
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -28,6 +30,7 @@ import triton
 from .canonical import (
     F32,
     exp2i,
+    folded,
     isqrt,
     magnitude,
     negative_zero,
@@ -142,15 +145,15 @@ def normed(u, raw_weight, power, r, round_xhat, weight, weight_type, weight_offs
 @triton.jit
 def store_row(y, residual_out, keeps_sum, us, ws, power, r, round_xhat, weight, weight_type, weight_offset, at_weight,
               group_cols, live, SIMPLE: tl.constexpr, ROUND: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-              W: tl.constexpr, J: tl.constexpr):
+              V: tl.constexpr, TILES: tl.constexpr):
     T: tl.constexpr = y.dtype.element_ty
-    for j in tl.static_range(J):
-        col = j * W + tl.arange(0, W)[None, :]
+    for t in tl.static_range(TILES):
+        col = t * V + tl.arange(0, V)[None, :]
         mask = (col < group_cols) & live
-        v = normed(us[j], ws[j], power, r, round_xhat, weight, weight_type, weight_offset, at_weight + col, mask,
+        v = normed(us[t], ws[t], power, r, round_xhat, weight, weight_type, weight_offset, at_weight + col, mask,
                    SIMPLE, ROUND, T)
         if HAS_RESIDUAL:
-            tl.store(residual_out + col, us[j].to(T), mask=mask & keeps_sum)
+            tl.store(residual_out + col, us[t].to(T), mask=mask & keeps_sum)
         tl.store(y + col, v.to(T), mask=mask)
 
 
@@ -159,9 +162,12 @@ def forward_row(x, residual, weight, y, residual_out, rstd_out, live_rows,
                 x_row_stride, x_head_stride, residual_row_stride, residual_head_stride, y_row_stride, y_head_stride,
                 residual_out_row_stride, residual_out_head_stride, weight_head_stride, weight_group_stride,
                 units, heads, groups, live_most, live_factor, group_cols, divisor, eps, weight_offset, weight_type,
-                round_sum, round_xhat, round_rstd, HAS_RESIDUAL: tl.constexpr, R: tl.constexpr, W: tl.constexpr, J: tl.constexpr):
-    """R rows a program, each of at most J * W columns, which stay in registers."""
+                round_sum, round_xhat, round_rstd, HAS_RESIDUAL: tl.constexpr, R: tl.constexpr, W: tl.constexpr,
+                J: tl.constexpr, S: tl.constexpr):
+    """R rows a program, each of at most J * W columns, which stay in registers as J * S tiles of V."""
     T: tl.constexpr = x.dtype.element_ty
+    V: tl.constexpr = W // S
+    TILES: tl.constexpr = J * S
     has_residual = present(residual)
     keeps_sum = present(residual_out)
     units = live_units(units, heads, groups, live_rows, live_most, live_factor)
@@ -175,38 +181,44 @@ def forward_row(x, residual, weight, y, residual_out, rstd_out, live_rows,
         residual += (token * residual_row_stride + head * residual_head_stride + first)[:, None]
         residual_out += (token * residual_out_row_stride + head * residual_out_head_stride + first)[:, None]
     at_weight = (head * weight_head_stride + group * weight_group_stride)[:, None]
-    lane = tl.arange(0, W)[None, :]
+    lane = tl.arange(0, V)[None, :]
 
     # Everything that is read is asked for before anything is computed: the weight, too, is there when it is needed.
     us = ()
     ws = ()
-    lanes = tl.zeros([R, W], tl.float32)
-    for j in tl.static_range(J):
-        col = j * W + lane
+    for t in tl.static_range(TILES):
+        col = t * V + lane
         mask = (col < group_cols) & live
         ws = ws + (fetch_weight(weight, weight_type, at_weight + col, mask),)
         us = us + (load_sum(x, residual, col, mask, has_residual, round_sum > F32, HAS_RESIDUAL),)
-    for j in tl.static_range(J):
-        wide = us[j].to(tl.float32)
-        lanes = tl.fma(wide, wide, lanes)
-    v = tl.math.div_rn(pairwise(lanes), divisor) + eps
+    sums = ()
+    for s in tl.static_range(S):
+        lanes = tl.zeros([R, V], tl.float32)
+        for j in tl.static_range(J):
+            wide = us[j * S + s].to(tl.float32)
+            lanes = tl.fma(wide, wide, lanes)
+        sums = sums + (pairwise(lanes),)
+    v = tl.math.div_rn(folded(sums, S), divisor) + eps
     power = tl.full([R], 1.0, tl.float32)
     r = isqrt(v)
     rstd = r
     bad = (ordinary(v) == 0) & (unit < units)
     any_bad = tl.max(bad.to(tl.int32), 0)
     if any_bad != 0:  # rare: squares overflowed or vanished, or something is not finite
-        most = tl.zeros([R, W], tl.int32)
-        for j in tl.static_range(J):
-            most = tl.maximum(most, magnitude(widen_again(us[j])))
+        most = tl.zeros([R, V], tl.int32)
+        for t in tl.static_range(TILES):
+            most = tl.maximum(most, magnitude(widen_again(us[t])))
         greatest = tl.max(most, 1)
         e = rescue_exponent(greatest, eps)
         scale = exp2i(-e)[:, None]
-        again = tl.zeros([R, W], tl.float32)
-        for j in tl.static_range(J):
-            scaled = widen_again(us[j]) * scale
-            again = tl.fma(scaled, scaled, again)
-        power2, r2, rstd2 = rescued(greatest, pairwise(again), e, divisor, eps)
+        again = ()
+        for s in tl.static_range(S):
+            lanes = tl.zeros([R, V], tl.float32)
+            for j in tl.static_range(J):
+                scaled = widen_again(us[j * S + s]) * scale
+                lanes = tl.fma(scaled, scaled, lanes)
+            again = again + (pairwise(lanes),)
+        power2, r2, rstd2 = rescued(greatest, folded(again, S), e, divisor, eps)
         power = tl.where(bad, power2, power)
         r = tl.where(bad, r2, r)
         rstd = tl.where(bad, rstd2, rstd)
@@ -217,13 +229,13 @@ def forward_row(x, residual, weight, y, residual_out, rstd_out, live_rows,
     if is_simple(weight, weight_type, weight_offset) & (any_bad == 0):
         if (round_xhat > F32) & (T != tl.float32):
             store_row(y, residual_out, keeps_sum, us, ws, power, r, round_xhat, weight, weight_type, weight_offset,
-                      at_weight, group_cols, live, True, True, HAS_RESIDUAL, W, J)
+                      at_weight, group_cols, live, True, True, HAS_RESIDUAL, V, TILES)
         else:
             store_row(y, residual_out, keeps_sum, us, ws, power, r, round_xhat, weight, weight_type, weight_offset,
-                      at_weight, group_cols, live, True, False, HAS_RESIDUAL, W, J)
+                      at_weight, group_cols, live, True, False, HAS_RESIDUAL, V, TILES)
     else:
         store_row(y, residual_out, keeps_sum, us, ws, power, r, round_xhat, weight, weight_type, weight_offset,
-                  at_weight, group_cols, live, False, False, HAS_RESIDUAL, W, J)
+                  at_weight, group_cols, live, False, False, HAS_RESIDUAL, V, TILES)
 
 
 @triton.jit

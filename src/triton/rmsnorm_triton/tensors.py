@@ -134,7 +134,7 @@ def rms_norm_backward(dy, x, weight=None, rstd=None, eps=1e-6, *, dresidual_out=
     if variant is not None:
         if not wants_dweight:  # the rows may be dealt out in any way
             values |= {"chunks": min(units, 4096), "unit_rows": 1}
-        launch(variant, values["chunks"], values)
+        launch(variant, -(-values["chunks"] // variant.tile_rows), values)
     elif wants_dweight:
         values["sums"] = torch.empty(3 * units, device=x.device, dtype=torch.float32)
         launch(_long("backward_long_sums", dtype, lanes, n), units, values)

@@ -74,18 +74,19 @@ def _row(dtype, residual, lanes, steps):
     run = 16 // SIZES[dtype]
     rows = max(1, 128 * run // lanes)
     threads = max(128, min(1024, lanes // run))
-    registers = 0
+    registers, cuts = 0, 1
     if steps < 4:
         rows *= 4 // steps  # as many loads under way as with 4 steps
+        cuts = 4 if steps == 1 else 1  # each statistic is computed by two threads of its row, not by eight
     elif residual == 0 and (threads < 512 or steps == 4):
         # Some 60 KiB have to be under way on a multiprocessor, and so many rows have to fit at once.
         registers = {4: 64, 6: 96 if lanes < 2048 else 80, 8: 128}[steps]
     elif threads == 512 and steps == 4:
         registers = 64
     return Variant("forward_row", forward.forward_row,
-                   {"HAS_RESIDUAL": residual != 0, "R": rows, "W": lanes, "J": steps}, threads, type=dtype,
-                   when={"type": dtype, "residual": residual, "lanes": lanes, "steps": steps}, tile_rows=rows,
-                   any_grid=0, registers=registers)
+                   {"HAS_RESIDUAL": residual != 0, "R": rows, "W": lanes, "J": steps, "S": cuts}, threads,
+                   type=dtype, when={"type": dtype, "residual": residual, "lanes": lanes, "steps": steps},
+                   tile_rows=rows, any_grid=0, registers=registers)
 
 
 def _long(dtype, residual):
@@ -98,13 +99,20 @@ def _long(dtype, residual):
 def _backward(dtype, lanes, steps):
     run = 16 // SIZES[dtype]
     row_lanes = max(1, 256 // lanes)
-    threads = max(32, row_lanes * lanes // run)
+    chunks, cuts = 1, 1
+    if steps < 4:
+        # A warp for the four rows of a chunk would have more to do for the rows than for their columns: 128 threads for
+        # the rows of several chunks, two words of 16 bytes of x and of dy each.
+        cuts = 2 // steps
+        chunks = 128 * run * cuts // (row_lanes * lanes)
+    threads = max(32, chunks * row_lanes * lanes // run // cuts)
     if steps > 4 and dtype != 1:
         threads *= 2  # the sums of dweight take a register for every column
     threads = min(512, threads)  # more would have too few registers each
-    return Variant("backward_rows", backward.backward_rows, {"P": row_lanes, "W": lanes, "J": steps, "STAGES": 2},
-                   threads, type=dtype, when={"type": dtype, "lanes": lanes, "steps": steps, "row_lanes": row_lanes},
-                   registers=168 if threads <= (256 if dtype == 1 else 128) else 128)
+    return Variant("backward_rows", backward.backward_rows,
+                   {"P": row_lanes, "Q": chunks, "W": lanes, "J": steps, "S": cuts, "STAGES": 2}, threads, type=dtype,
+                   when={"type": dtype, "lanes": lanes, "steps": steps, "row_lanes": row_lanes},
+                   tile_rows=chunks, registers=168 if steps >= 4 and threads <= (256 if dtype == 1 else 128) else 128)
 
 
 def _long_backward(dtype):
@@ -127,10 +135,10 @@ def _all():
             # 8 steps of 4096 lanes of 4 bytes do not fit into the registers of 1024 threads.
             for steps in {64: (2, 4, 8), 4096: (4,) if dtype == 1 else (4, 8)}.get(lanes, (4, 8)):
                 yield _row(dtype, BOTH, lanes, steps)
-        for steps in {64: (2, 4, 8), 128: (4, 8), 256: (4, 8), 4096: (4,)}.get(lanes, (4, 6, 8)):
+        for steps in {64: (1, 2, 4, 8), 128: (4, 8), 256: (4, 8), 4096: (4,)}.get(lanes, (4, 5, 6, 7, 8)):
             yield _backward(BF16, lanes, steps)
         for dtype in (1, 2):
-            for steps in (8,) if lanes < 4096 else (4,) if dtype == 2 else ():  # f32 would not fit
+            for steps in (4, 8) if lanes < 4096 else (4,) if dtype == 2 else ():  # f32 would not fit
                 yield _backward(dtype, lanes, steps)
     yield _row(BF16, 0, 8192, 4)
     yield _row(BF16, 1, 8192, 4)
