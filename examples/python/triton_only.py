@@ -2,8 +2,9 @@
 
     python examples/python/triton_only.py
 
-The kernels are the folder src/triton/rmsnorm_triton; it needs triton and, for these three functions, torch. On a GPU
-they are compiled when they are first used; without one this example lets Triton's interpreter run them.
+The kernels are the folder src/triton/rmsnorm_triton; it needs triton (3.4 or newer; seen with 3.6) and, for these three
+functions, torch. On a GPU they are compiled when they are first used; without one this example lets Triton's
+interpreter run them.
 
 SPDX-License-Identifier: Apache-2.0
 """

@@ -131,7 +131,8 @@ def test_sglang(monkeypatch, gemma):
 
 
 def test_triton_only():
-    pytest.importorskip("triton")
+    if not hasattr(pytest.importorskip("triton"), "constexpr_function"):
+        pytest.skip("the kernels need Triton 3.4 or newer")
     run = subprocess.run([sys.executable, str(EXAMPLES / "triton_only.py")], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert run.stdout.count(": True") >= 5

@@ -483,7 +483,8 @@ def test_transforms():
 
     for transform in (lambda x: torch.func.jvp(norm, (x,), (x,)), torch.func.jacrev(norm), dual, dual_operator,
                       dual_backward, torch.vmap(torch.func.grad(lambda x: norm(x).sum()))):  # fmt: skip
-        with pytest.raises(NotImplementedError, match="do not go through a norm of the library"):
+        # The second is what torch 2.4 itself says of an operator.
+        with pytest.raises(NotImplementedError, match="do not go through a norm of the library|must implement the jvp"):
             transform(x)
 
 
