@@ -82,6 +82,9 @@ static void check_work(const rn_problem *p, const rn_triton_extra *e, const rn_t
       assert_true(e->chunks == rn_chunks_of(p->dweight_rows, p->dweight_cols).C && e->row_lanes == 1 &&
                   e->unit_rows == 1 && e->sums == p->workspace);
     break;
+  case RN_TRITON_dweight_fold:
+    assert_true(k->any_grid && k->tile_rows > 1 && e->chunk_step == k->tile_rows);
+    break;
   case RN_TRITON_dweight_sum:
     assert_true(blocks == p->dweight_vectors * ceil_of(p->dweight_cols, k->tile_cols) || k->any_grid);
     break;
@@ -118,6 +121,9 @@ static void check_order(const rn_problem *p, const rn_triton_plan *plan) {
   for (int i = 0; i < plan->steps; i++) at[rn_triton_kernels[plan->step[i].kernel].family] = i;
   const bool dweight = p->op == RMSNORM_OP_BACKWARD && p->dweight != NULL;
   assert_int_equal(at[RN_TRITON_dweight_sum], dweight ? plan->steps - 1 : -1);
+  const bool folds = dweight && plan->extra.chunks >= 256;
+  assert_int_equal(at[RN_TRITON_dweight_fold], folds ? plan->steps - 2 : -1);
+  if (!folds) assert_int_equal(plan->extra.chunk_step, 1);
   assert_int_equal(at[RN_TRITON_backward_long], at[RN_TRITON_backward_long_sums] < 0 ? -1 : 1);
   assert_int_equal(at[RN_TRITON_general_backward_sums] >= 0, at[RN_TRITON_general_backward_dweight] >= 0);
   if (at[RN_TRITON_general_backward_dweight] >= 0) {
@@ -343,8 +349,10 @@ static void test_backward_choice(void **state) {
   assert_int_equal(rn_check_backward(&b, RN_CHECK_CALL, &p, &regions), RMSNORM_OK);
   p.workspace = (void *)0x700000000000;
   assert_null(rn_triton_plan_of(&p, h200, &plan));
-  assert_int_equal(plan.steps, 2);
+  assert_int_equal(plan.steps, 3);
   assert_int_equal(rn_triton_kernels[plan.step[0].kernel].family, RN_TRITON_backward_rows);
+  assert_int_equal(rn_triton_kernels[plan.step[1].kernel].family, RN_TRITON_dweight_fold);
+  assert_int_equal(plan.step[1].blocks, rn_chunks_of(1000, 4096).C / 32 * 4096 / 64);
   assert_int_equal(plan.step[0].blocks, rn_chunks_of(1000, 4096).C);
   assert_ptr_equal(plan.extra.rstd_in, b.rstd);
   assert_int_equal((uintptr_t)plan.extra.partials - (uintptr_t)p.workspace, 1000 * 12 / 64 * 64 + 64);
@@ -364,8 +372,8 @@ static void test_backward_choice(void **state) {
   p.group_cols = p.cols = p.dweight_cols = p.divisor = 4096, p.dweight = b.dweight;
   p.launch.multiprocessors = 3;
   assert_null(rn_triton_plan_of(&p, h200, &plan)); /* backward_rows wants a block for each chunk */
-  assert_int_equal(plan.steps, 4);
-  for (int i = 0; i < 4; i++) assert_int_equal(plan.step[i].blocks, 3);
+  assert_int_equal(plan.steps, 5);
+  for (int i = 0; i < 5; i++) assert_int_equal(plan.step[i].blocks, 3);
   p.launch.multiprocessors = 0, p.round_rstd = RMSNORM_DTYPE_BF16;
   assert_null(rn_triton_plan_of(&p, h200, &plan));
   assert_null(plan.extra.rstd_in);

@@ -79,9 +79,12 @@ def variants(target: str) -> list[dict]:
         for lanes, steps, row_lanes in ((64, 8, 4), (1024, 4, 1), (1024, 8, 1)):
             found.append(variant("backward_rows", target, backward,
                                  {"type": kind, "lanes": lanes, "steps": steps, "row_lanes": row_lanes}))
+    found.append(variant("dweight_fold", target, pointers("partials", "*fp32", 16) +
+                         numbers("i32", "chunks dweight_cols") + numbers("i64", "dweight_vectors"), {}, tile_rows=32,
+                         tile_cols=64, any_grid=1))
     found.append(variant("dweight_sum", target,
                          pointers("partials", "*fp32", 16) + pointers("dweight", "*i8") + numbers("i64", "chunks") +
-                         numbers("i32", "dweight_cols dweight_type") + numbers("i64", "dweight_vectors"), {},
+                         numbers("i32", "chunk_step dweight_cols dweight_type") + numbers("i64", "dweight_vectors"), {},
                          tile_cols=32, any_grid=1))
     for tile in (1024, 4096):
         for family in ("general_forward", "general_backward_sums", "general_backward_dx"):

@@ -29,6 +29,7 @@ groups + group; strides in elements):
     live_rows live_most live_factor     rows there are: clamp(*live_rows, 0, live_most) * live_factor
     sums        f32 [units, 3]: power, r and dot of every unit (backward_long and general backward, with dweight)
     partials    f32 [dweight_vectors, chunks, dweight_cols]
+    chunk_step     dweight_sum: every so many chunks there is one to be added
     chunks row_lanes unit_rows     C, P, B of docs/numerics.md 4.1;  dweight_rows dweight_cols dweight_vectors
 
 Fixed for every kernel, because the bits depend on it: no fusion of a product and a sum that the source does not fuse,

@@ -147,6 +147,7 @@ static void fill(const rn_problem *p, rn_triton_extra *e) {
                          .round_rstd = rounding(p->round_rstd),
                          .round_xhat = rounding(p->round_xhat),
                          .round_normed = rounding(p->round_normed),
+                         .chunk_step = 1,
                          .live_rows = p->launch.live_rows,
                          .live_most = p->rows / p->live_factor,
                          .live_factor = p->live_factor};
@@ -206,8 +207,19 @@ static bool plan_forward(planning *q) {
   return k >= 0 && p->group_cols >= rn_triton_kernels[k].tile_cols && add(q, k, e->units);
 }
 
+/* One program for some columns of all chunks is few programs, and many chunks are much to add: then they are folded
+ * first, some of them a program. */
 static bool add_dweight_sum(planning *q) {
   const rn_problem *p = q->p;
+  rn_triton_extra *e = &q->plan->extra;
+  const int64_t many_chunks = 256;
+  const int32_t fold = tiled(q->target, RN_TRITON_dweight_fold, p->dweight_cols);
+  if (fold >= 0 && e->chunks >= many_chunks) {
+    const rn_triton_kernel *f = &rn_triton_kernels[fold];
+    const int64_t branches = parts(e->chunks, f->tile_rows), tiles = parts(p->dweight_cols, f->tile_cols);
+    if (!add(q, fold, rn_min_i64(p->dweight_vectors * branches * tiles, INT32_MAX))) return false;
+    e->chunk_step = f->tile_rows;
+  }
   const int32_t k = tiled(q->target, RN_TRITON_dweight_sum, p->dweight_cols);
   return k >= 0 && add(q, k, p->dweight_vectors * parts(p->dweight_cols, rn_triton_kernels[k].tile_cols));
 }

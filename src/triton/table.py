@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 FAMILIES = ("forward_row", "forward_long", "backward_rows", "backward_long_sums", "backward_long", "backward_long_dx",
-            "dweight_sum", "general_forward", "general_backward_sums", "general_backward_dweight",
+            "dweight_fold", "dweight_sum", "general_forward", "general_backward_sums", "general_backward_dweight",
             "general_backward_dx")
 FACTS = ("type", "residual", "lanes", "steps", "row_lanes")
 FOR_READERS = {"tile"}  # tile_cols says it, too

@@ -81,6 +81,7 @@
   X(partials, POINTER, partials)                                                                                       \
   X(has_sums, I32, has_sums)                                                                                           \
   X(chunks, I64, chunks)                                                                                               \
+  X(chunk_step, I64, chunk_step)                                                                                       \
   X(row_lanes, I64, row_lanes)                                                                                         \
   X(unit_rows, I64, unit_rows)
 
@@ -106,6 +107,7 @@ typedef struct rn_triton_extra {
   void *sums, *partials; /* places in the workspace */
   int32_t has_sums;
   int64_t chunks, row_lanes, unit_rows;
+  int64_t chunk_step; /* every so many chunks there is one to be added */
 } rn_triton_extra;
 
 /* ------------------------------------------------------------------------------------------------------------------
@@ -126,6 +128,7 @@ enum rn_triton_family {
   RN_TRITON_backward_long_sums,
   RN_TRITON_backward_long,
   RN_TRITON_backward_long_dx,
+  RN_TRITON_dweight_fold,
   RN_TRITON_dweight_sum,
   RN_TRITON_general_forward,
   RN_TRITON_general_backward_sums,
@@ -183,7 +186,7 @@ typedef struct rn_triton_step {
   uint32_t blocks, threads;
 } rn_triton_step;
 
-enum { RN_TRITON_STEPS = 4 };
+enum { RN_TRITON_STEPS = 5 };
 typedef struct rn_triton_plan {
   int32_t steps;
   rn_triton_step step[RN_TRITON_STEPS];

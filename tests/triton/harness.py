@@ -323,7 +323,7 @@ class Case:
             chunks = Chunks.of(rows, length)
             self.chunks = chunks
             v |= {"dweight_rows": rows, "dweight_cols": length, "dweight_vectors": vectors, "chunks": chunks.C,
-                  "row_lanes": chunks.P, "unit_rows": chunks.B, "dweight_type": c.DTYPES[p.dweight]}
+                  "chunk_step": 1, "row_lanes": chunks.P, "unit_rows": chunks.B, "dweight_type": c.DTYPES[p.dweight]}
             self.partials = np.full(vectors * chunks.C * length, np.nan, np.float32)
             self.sums = np.full(p.units * 3, np.nan, np.float32)
             v["partials"], v["sums"], v["has_sums"] = Array(self.partials), Array(self.sums), 1

@@ -133,7 +133,7 @@ def fast_backward(test, variant, full, turn):
 
 
 def tree(rows):
-    """A plain pairwise tree over the first axis: what `dweight_sum` does, which over long rows takes the interpreter long."""
+    """A plain pairwise tree over the first axis: what `dweight_sum` does, which takes the interpreter long."""
     while len(rows) > 1:
         pairs = len(rows) // 2 * 2
         rows = np.concatenate([rows[0:pairs:2] + rows[1:pairs:2], rows[pairs:]])
@@ -161,6 +161,26 @@ def long_backward(test, full):
                 test.backward([sums, columns], p, [3, 5])
         if not turn or full:
             many_rows_a_chunk(test, dtype, sums, columns)
+
+
+def chunk_sums(test, full):
+    """dweight of many chunks, added in one step and in two: whole branches, one that is not, vectors, odd columns."""
+    fold, total = named("dweight_fold"), named("dweight_sum")
+    K, rng = fold.constants["K"], np.random.default_rng(test.seed)
+    for chunks, vectors, cols in ((4 * K, 1, 65), (5 * K + 3, 2, 24), *(((8192, 1, 70), (7 * K + 1, 3, 129)) * full)):
+        partials = rng.standard_normal((vectors, chunks, cols)).astype(np.float32)
+        partials[:, :, ::5] = np.where(rng.random(partials[:, :, ::5].shape) < 0.5, np.float32(0.0), np.float32(-0.0))
+        expected = np.stack([tree(p) for p in partials])
+        for step in (1, K):
+            room = np.concatenate([partials.ravel(), np.full(64, 7, np.float32)])
+            found = np.full(vectors * cols + 64, 7, np.float32)
+            values = {"partials": Array(room), "dweight": Array(found), "chunks": chunks, "chunk_step": step,
+                      "dweight_cols": cols, "dweight_vectors": vectors, "dweight_type": 1}
+            for variant in (fold, total) if step > 1 else (total,):
+                launch(variant, values, 3)
+            test.check(f"{chunks} x {cols} chunks, step {step}", None,
+                       {"dweight": np.concatenate([expected.ravel(), found[-64:] * 0 + 7]), "end": room[-64:] * 0 + 7},
+                       {"dweight": found, "end": room[-64:]})
 
 
 def many_rows_a_chunk(test, dtype, sums, columns):
@@ -234,7 +254,8 @@ def quantised(test, full):
             i += 1
             if not full and i % 4 != quant % 4:
                 continue
-            p = Problem(19 if full else 9 if groups < 3 else 3, cols, x=("bf16", "f32", "f16")[i % 3], y=("", "bf16")[i % 2],
+            rows = 19 if full else 9 if groups < 3 else 3
+            p = Problem(rows, cols, x=("bf16", "f32", "f16")[i % 3], y=("", "bf16")[i % 2],
                         weight=("bf16", "")[i % 2],
                         quant=quant, quant_type=q, block_cols=block if quant > 2 else 0, scale_op=i % 2 if quant < 4
                         else 0, e8m0_rounding=i % 2 if quant == 4 else 0, groups=groups,
@@ -245,7 +266,8 @@ def quantised(test, full):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("names", nargs="*", help="beginnings of variant names, `backward_long`, `general`, `quantised`; default: all")
+    parser.add_argument("names", nargs="*",
+                        help="beginnings of variant names, `backward_long`, `dweight`, `general`, `quantised`")
     parser.add_argument("--full", action="store_true", help="every length and combination, not a thinned set")
     parser.add_argument("--seed", type=int, default=20240607)
     args = parser.parse_args()
@@ -256,7 +278,8 @@ def main():
     for turn, variant in enumerate(VARIANTS):
         if variant.family in families and (not args.names or any(variant.name.startswith(n) for n in args.names)):
             families[variant.family](test, variant, args.full, turn)
-    for name, run in (("backward_long", long_backward), ("general", general), ("quantised", quantised)):
+    for name, run in (("backward_long", long_backward), ("dweight", chunk_sums), ("general", general),
+                      ("quantised", quantised)):
         if not args.names or name in args.names:
             run(test, args.full)
     print(f"{test.ran} problems, {len(test.failures)} failures, {time.time() - started:.0f} s")

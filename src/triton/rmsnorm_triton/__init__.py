@@ -2,7 +2,8 @@
 
     from rmsnorm_triton import rms_norm, rms_norm_residual, rms_norm_backward        # torch tensors on a GPU, JIT
 
-Kernels to read, in this order: canonical.py, forward.py, backward.py, backward_long.py. What is compiled ahead of time: variants.py.
+Kernels to read, in this order: canonical.py, forward.py, backward.py, backward_long.py. What is compiled ahead of
+time: variants.py.
 
 SPDX-License-Identifier: Apache-2.0
 """

@@ -90,7 +90,7 @@ def chunk_rows(chunk, rows, chunks, unit_rows):
 def statistic(x, mask, group_cols, missing, divisor, eps, V: tl.constexpr, S: tl.constexpr):
     """(power, r) of the rows at x, as in forward_row. `missing`: the rows that want it.
 
-    It is seldom wanted, and comes in the middle of everything that lies in registers: so one tile at a time, read again.
+    Seldom wanted, and in the middle of everything that lies in registers: so one tile at a time, read again.
     """
     R: tl.constexpr = mask.shape[0]
     most = tl.zeros([R, V], tl.int32)
@@ -139,7 +139,7 @@ def row_of(xs, dys, ws, sums, incoming, has_incoming, into, power, r, divisor, g
            SIMPLE: tl.constexpr, R: tl.constexpr, V: tl.constexpr, J: tl.constexpr, S: tl.constexpr):
     """dx of R rows, stored, and their products added to the sums of dweight, which it returns.
 
-    Tile t of a row is its step j = t // S and part s = t % S; the sums are in the order of (s, j), as they are made here.
+    Tile t of a row is its step j = t // S and part s = t % S; the sums are in the order of (s, j), as they are made.
     """
     T: tl.constexpr = into.dtype.element_ty
     dots = ()
@@ -244,12 +244,29 @@ def backward_rows(x, weight, dy, dresidual_out, dx, rstd_in, partials,
                          mask=(into_chunk < chunks) & (col < group_cols))
 
 
-@triton.jit(do_not_specialize=["chunks", "dweight_cols", "dweight_vectors", "dweight_type"])
-def dweight_sum(partials, dweight, chunks, dweight_cols, dweight_vectors, dweight_type, K: tl.constexpr,
+@triton.jit(do_not_specialize=["chunks", "dweight_cols", "dweight_vectors"])
+def dweight_fold(partials, chunks, dweight_cols, dweight_vectors, K: tl.constexpr, W: tl.constexpr):
+    """The lowest branches of the tree of dweight_sum, K chunks each, W columns a program; the sum of a branch takes the
+    place of its first chunk. Columns alone are too few programs where there are many chunks."""
+    tiles = tl.cdiv(dweight_cols, W)
+    branches = tl.cdiv(chunks, K)
+    for task in range(tl.program_id(0).to(tl.int64), dweight_vectors * branches * tiles, tl.num_programs(0)):
+        vector = task // tiles // branches
+        chunk = (task // tiles % branches).to(tl.int32) * K + tl.arange(0, K)[:, None]
+        col = (task % tiles).to(tl.int32) * W + tl.arange(0, W)[None, :]
+        at = partials + ((vector * chunks + chunk) * dweight_cols + col)
+        mask = (chunk < chunks) & (col < dweight_cols)
+        total = pairwise_rows(tl.load(at, mask=mask, other=negative_zero()))
+        tl.store(at, tl.broadcast_to(total, [K, W]), mask=mask & (chunk % K == 0))
+
+
+@triton.jit(do_not_specialize=["chunks", "chunk_step", "dweight_cols", "dweight_vectors", "dweight_type"])
+def dweight_sum(partials, dweight, chunks, chunk_step, dweight_cols, dweight_vectors, dweight_type, K: tl.constexpr,
                 W: tl.constexpr):
     """dweight of W columns: the chunks as a plain pairwise tree, one without a partner carried up.
 
-    K chunks at a time, a branch of the tree each. -0 stands for those that are not there: x + -0 is x.
+    K chunks at a time, a branch of the tree each. -0 stands for those that are not there: x + -0 is x. Where
+    dweight_fold has been, what is left are the chunks at multiples of chunk_step.
     """
     BRANCHES: tl.constexpr = 8192 // K
     tiles = tl.cdiv(dweight_cols, W)
@@ -257,8 +274,8 @@ def dweight_sum(partials, dweight, chunks, dweight_cols, dweight_vectors, dweigh
         vector = task // tiles
         col = (task % tiles).to(tl.int32) * W + tl.arange(0, W)[None, :]
         branches = tl.broadcast_to(negative_zero(), [BRANCHES, W])
-        for first in range(0, chunks, K):
-            chunk = first + tl.arange(0, K)[:, None]
+        for first in range(0, tl.cdiv(chunks, chunk_step), K):
+            chunk = (first + tl.arange(0, K)[:, None]) * chunk_step
             mask = (chunk < chunks) & (col < dweight_cols)
             at = (vector * chunks + chunk) * dweight_cols + col
             sums = tl.load(partials + at, mask=mask, other=negative_zero())

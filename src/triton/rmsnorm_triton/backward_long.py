@@ -1,8 +1,8 @@
 """backward_long.py - the gradients of rows too long for registers: a loop over tiles, in two passes [4].
 
 A column of dx wants the dot of its whole row. So the first pass takes a row a program and leaves behind what its
-columns have in common, (power, r, dot); the second has it at hand and reads x and dy once more. The chunks of such rows are dealt out one row
-at a time.
+columns have in common, (power, r, dot); the second has it at hand and reads x and dy once more. Chunks of such rows are
+dealt out row by row.
 
 With dweight the second pass (`backward_long`) takes W columns of a chunk a program, row after row: the chunk's sum for
 these columns stays in registers, as in backward_rows. There are few chunks of long rows, 7 of half a million columns,

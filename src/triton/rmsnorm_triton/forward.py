@@ -16,9 +16,9 @@ What to look at, because kernels like these get it wrong:
 
 `unit` counts (token, head, group); a unit has one statistic. W = lanes(n) and J = ceil(n / W): element i of a row
 belongs to lane i mod W, and so a tile of W neighbours holds one element of every lane. With 4 to 8 tiles of a row in
-registers nothing is read twice and each thread has that many wide loads under way. Where a row is shorter, its lanes are
-cut into S tiles: fewer threads share a row then, and each statistic, which all threads of its row compute alike, is
-computed by fewer.
+registers nothing is read twice and each thread has that many wide loads under way. Where a row is shorter, its lanes
+are cut into S tiles: fewer threads share a row then, and its statistic, which they all compute alike, is computed by
+fewer.
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -303,7 +303,8 @@ def forward_long(x, residual, weight, y, residual_out, rstd_out, live_rows,
                  x_row_stride, x_head_stride, residual_row_stride, residual_head_stride, y_row_stride, y_head_stride,
                  residual_out_row_stride, residual_out_head_stride, weight_head_stride, weight_group_stride,
                  units, heads, groups, live_most, live_factor, group_cols, lanes, divisor, eps, weight_offset,
-                 weight_type, round_sum, round_xhat, round_rstd, HAS_RESIDUAL: tl.constexpr, W: tl.constexpr, U: tl.constexpr):
+                 weight_type, round_sum, round_xhat, round_rstd, HAS_RESIDUAL: tl.constexpr, W: tl.constexpr,
+                 U: tl.constexpr):
     """One row a program, read twice: once for the sum, once (out of the cache) for the result."""
     T: tl.constexpr = x.dtype.element_ty
     has_residual = present(residual)

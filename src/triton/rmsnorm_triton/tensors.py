@@ -11,6 +11,7 @@ from .backward import Chunks, lanes_of
 from .variants import BOTH, VARIANTS
 
 DTYPES = {torch.float32: 1, torch.float16: 2, torch.bfloat16: 3}
+MANY_CHUNKS = 256  # from so many on their sum is made in two steps
 _absent = {}
 
 
@@ -26,7 +27,7 @@ def find(family, dtype, lanes, steps, residual=None):
     best = None
     for v in VARIANTS:
         w = v.when
-        if v.family != family or (family != "dweight_sum" and w["type"] != dtype):
+        if v.family != family or (family not in ("dweight_fold", "dweight_sum") and w["type"] != dtype):
             continue
         if residual is not None and w["residual"] not in (residual, BOTH):
             continue
@@ -85,7 +86,8 @@ def _forward(x, weight, eps, residual, weight_offset, round_sum, round_xhat, res
         variant = find("forward_row", dtype, lanes, -(-n // lanes), with_residual) or find(
             "forward_long", dtype, lanes, 0, with_residual)
         values = {"weight": nothing if weight is None else weight, "rstd_out": rstd, "units": units, "heads": 1,
-                  "live_rows": absent(rows, torch.int64), "groups": 1, "group_cols": n, "lanes": lanes, "divisor": float(n), "eps": float(eps),
+                  "live_rows": absent(rows, torch.int64), "groups": 1, "group_cols": n, "lanes": lanes,
+                  "divisor": float(n), "eps": float(eps),
                   "weight_offset": float(weight_offset) if weight is not None and weight_offset else -0.0,
                   "weight_type": 0 if weight is None else DTYPES[weight.dtype],
                   "round_sum": dtype if round_sum else 1, "round_xhat": dtype if round_xhat else 1, "round_rstd": 1}
@@ -143,8 +145,11 @@ def rms_norm_backward(dy, x, weight=None, rstd=None, eps=1e-6, *, dresidual_out=
     else:
         launch(_long("backward_long_dx", dtype, lanes, n), units, values)
     if wants_dweight:
-        total = find("dweight_sum", 0, 0, 0)
-        launch(total, -(-n // total.tile_cols),
-               {"partials": partials, "dweight": dweight.view(torch.int8), "chunks": chunks.C, "dweight_cols": n,
-                "dweight_vectors": 1, "dweight_type": DTYPES[weight.dtype]})
+        total, fold = find("dweight_sum", 0, 0, 0), find("dweight_fold", 0, 0, 0)
+        values = {"partials": partials, "dweight": dweight.view(torch.int8), "chunks": chunks.C, "chunk_step": 1,
+                  "dweight_cols": n, "dweight_vectors": 1, "dweight_type": DTYPES[weight.dtype]}
+        if chunks.C >= MANY_CHUNKS:
+            launch(fold, -(-chunks.C // fold.tile_rows) * -(-n // fold.tile_cols), values)
+            values["chunk_step"] = fold.tile_rows
+        launch(total, -(-n // total.tile_cols), values)
     return dx.view(x.shape), dweight

@@ -22,6 +22,7 @@ UNTYPED = {"x", "residual", "gate", "weight", "y", "residual_out", "q", "scale_o
 FLOATS = {"rstd_out", "rstd_in", "sumsq_in", "sumsq_out", "scale_in", "dot_in", "dot_out", "sums", "partials"}
 SCALARS = {"divisor", "eps", "weight_offset", "scale_max"}
 LONG = {"live_most", "live_factor", "dweight_rows", "dweight_vectors"}
+ADDERS = ("dweight_fold", "dweight_sum")
 LONG_IN_GENERAL = {"rows", "units", "chunks", "unit_rows"}  # the fast families have fewer than 2^31 of them
 
 
@@ -62,7 +63,7 @@ class Variant:
             return "fp32", 1
         if name.endswith("_stride"):
             return "i64", run
-        if name in LONG or (name in LONG_IN_GENERAL and not fast and self.family != "dweight_sum"):
+        if name in LONG or (name in LONG_IN_GENERAL and not fast and self.family not in ADDERS):
             return "i64", 1
         return "i32", {"group_cols": run, "lanes": 64}.get(name, 1)
 
@@ -146,6 +147,7 @@ def _all():
         yield _long(dtype, residual)
     for dtype in (BF16, 1, 2):
         yield from _long_backward(dtype)
+    yield Variant("dweight_fold", backward.dweight_fold, {"K": 64, "W": 64}, threads=128, tile_rows=64, tile_cols=64)
     yield Variant("dweight_sum", backward.dweight_sum, {"K": 128, "W": 16}, threads=128, tile_cols=16)
     for tile, threads in ((256, 64), (2048, 512)):
         yield Variant("general_forward", general_forward.general_forward, {"T": tile}, threads, when={"tile": tile},
