@@ -37,7 +37,7 @@ def _index_of(cls: type, activation: str | None) -> int:
 
 
 def _norm_for(cls: type, activation: str | None):
-    original = cls._rmsnorm_original if "_rmsnorm_plan" in cls.__dict__ else cls
+    original = getattr(cls, "_rmsnorm_original", cls)
     family = family_of(original)
     gated = family is not None and family.gate
     if family is not None:

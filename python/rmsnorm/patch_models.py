@@ -24,6 +24,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Mapping
@@ -83,8 +84,9 @@ def patch(model: nn.Module, *, also: Mapping[type, str] | None = None) -> Report
 
     `also` adds classes that the table of families.py does not know: {MyRMSNorm: "llama"}. They are probed like all.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model: a torch.nn.Module is needed, not {type(model).__name__}")
+    _need_module(model)
+    if also is not None and not isinstance(also, Mapping):
+        raise TypeError(f"also: a dict from classes to names of families is needed, not {type(also).__name__}")
     report = Report()
     for name, module in model.named_modules():
         cls = type(module)
@@ -104,19 +106,47 @@ def patch(model: nn.Module, *, also: Mapping[type, str] | None = None) -> Report
             continue
         _change_class(module, _patched_class(cls, plan))
         report.patched[name] = f"{cls.__name__}: {family.name}"
+    if report.patched:
+        _forget_graphs()
     return report
 
 
 def unpatch(model: nn.Module) -> int:
     """Give every patched module inside `model` its own class back; returns how many there were."""
+    _need_module(model)
     patched = [module for module in model.modules() if is_patched(module)]
     for module in patched:
-        _change_class(module, type(module)._rmsnorm_original)
+        _change_class(module, _without_patch(type(module)))
+    if patched:
+        _forget_graphs()
     return len(patched)
 
 
 def is_patched(module: nn.Module) -> bool:
-    return "_rmsnorm_plan" in type(module).__dict__
+    return hasattr(type(module), "_rmsnorm_plan")
+
+
+def _need_module(model) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model: a torch.nn.Module is needed, not {type(model).__name__}")
+
+
+def _forget_graphs() -> None:
+    """What torch.compile has made of a module goes on when the module's class changes: it does not look at that. All of
+    it is made again when it is called next."""
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is not None:
+        dynamo.reset_code_caches()
+
+
+def _without_patch(cls: type) -> type:
+    """The class that this one would be without patch. Others change classes too, on top of ours (parametrisations,
+    sharding): theirs is made once more, on top of the original."""
+    if "_rmsnorm_plan" in cls.__dict__:
+        return cls._rmsnorm_original
+    bases = tuple(_without_patch(base) if hasattr(base, "_rmsnorm_plan") else base for base in cls.__bases__)
+    own = {name: value for name, value in cls.__dict__.items() if name not in ("__dict__", "__weakref__")}
+    return type(cls)(cls.__name__, bases, own)
 
 
 def _looks_like_a_norm(module: nn.Module) -> bool:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from .torch import gated_rms_norm
 
@@ -107,7 +108,8 @@ def agreeing_pairs(
     own = type(module).forward
     generator = torch.Generator(device="cpu").manual_seed(20260)
     pairs = set()
-    with torch.no_grad(), torch.autocast("cpu", enabled=False), warnings.catch_warnings():
+    # Not under what the caller may be in: autocast, tensors without memory.
+    with _disable_current_modes(), torch.no_grad(), torch.autocast("cpu", enabled=False), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the class, about mixed types
         plain, _ = exact_rows(width // groups, groups, divisor, eps, generator)
         gated, before = exact_rows(width // groups, groups, divisor, eps, generator, gated_before=True)

@@ -205,7 +205,7 @@ ROUTES = {
     "gradient of each row": _for_each_row,
     "jvp": _jvp,
     "forward mode": _forward_mode,
-    "compiled jvp": lambda norm, x: torch.compile(lambda x: _jvp(norm, x), backend="eager")(x),
+    "compiled jvp": lambda norm, x: torch.compile(lambda x: _jvp(norm, x), fullgraph=True, backend="eager")(x),
     "trace": lambda norm, x: torch.jit.trace(norm, (torch.ones_like(x),))(x),
     "export": lambda norm, x: torch.export.export(norm, (x,)).module()(x),
     "autocast": _through_autocast,
@@ -360,7 +360,22 @@ def test_a_compiled_module_notices_patch_and_unpatch():
         assert torch.equal(compiled(x), ours)
         rmsnorm.unpatch(norm)
         assert torch.equal(compiled(x), own)
+        # Where it is inside of something, the compiler keeps no eye on its class.
+        for function in (lambda x: norm(x), nn.Sequential(norm)):
+            compiled = torch.compile(function, fullgraph=True, backend="eager")
+            assert torch.equal(compiled(x), own)
+            rmsnorm.patch(norm)
+            assert torch.equal(compiled(x), ours)
+            rmsnorm.unpatch(norm)
+            assert torch.equal(compiled(x), own)
     torch._dynamo.reset()
+
+
+def test_patch_among_tensors_without_memory():
+    with torch._subclasses.FakeTensorMode(), torch.device("meta"):
+        norm = nn.RMSNorm(64, 1e-6)
+        assert list(rmsnorm.patch(norm).patched) == [""]
+        assert norm(torch.empty(3, 64)).shape == (3, 64)
 
 
 def test_weights_that_are_kept_elsewhere():
@@ -373,6 +388,25 @@ def test_weights_that_are_kept_elsewhere():
     torch.testing.assert_close(replica(x), 3 * norm(x))
     torch.nn.utils.parametrize.register_parametrization(norm, "weight", nn.Softplus())
     torch.testing.assert_close(norm(x), LlamaRMSNorm.forward(norm, x))
+
+
+def test_unpatch_under_a_class_that_was_made_since():
+    """A parametrisation made a class on top of ours; sharding does the same."""
+    norm, other = LlamaRMSNorm(576), LlamaRMSNorm(576)
+    x = torch.randn(64, 576)
+    for module in (norm, other):
+        rmsnorm.patch(module)
+        torch.nn.utils.parametrize.register_parametrization(module, "weight", nn.Softplus())
+    own, ours = LlamaRMSNorm.forward(norm, x), norm(x)
+    assert not torch.equal(ours, own)
+    assert rmsnorm.patch(norm).already == {"": "LlamaRMSNorm: llama"}
+    assert rmsnorm.unpatch(norm) == 1
+    assert torch.equal(norm(x), own)
+    assert torch.nn.utils.parametrize.is_parametrized(norm)
+    assert rmsnorm.unpatch(norm) == 0
+    assert is_patched(other)
+    torch.nn.utils.parametrize.remove_parametrizations(norm, "weight")
+    assert type(norm) is LlamaRMSNorm
 
 
 @pytest.mark.parametrize("kind", ["qwen3_next", "gemma3_text"])
