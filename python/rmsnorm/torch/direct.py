@@ -185,11 +185,6 @@ def stats_shape(x: Tensor, groups: int) -> tuple[int, ...]:
     return (*x.shape[:-1], groups) if groups > 1 else tuple(x.shape[:-1])
 
 
-def _negated(*tensors: Tensor | None) -> bool:
-    """Whether the memory of one has the other sign: a view, as torch makes for the imaginary part of a conjugate."""
-    return any(tensor is not None and tensor.is_neg() for tensor in tensors)
-
-
 def _changed(*tensors: Tensor | None) -> None:
     """Tell autograd that these were written, so that it refuses a backward that had saved what they held."""
     for tensor in tensors:
@@ -301,6 +296,7 @@ def forward(
         _changed(out, residual_out)
     if residual_dtype is not None:
         check_dtype("residual_dtype", residual_dtype)
+    # A negated tensor is a view whose memory has the other sign, as of the imaginary part of a conjugate.
     if (
         HAS_SHORT
         and groups == 1
@@ -309,7 +305,9 @@ def forward(
         and x.is_contiguous()
         and not x.is_neg()
         and (weight is None or not weight.is_neg())
-        and ((residual is None and out is None) or not _negated(residual, out, residual_out))
+        and (residual is None or not residual.is_neg())
+        and (out is None or not out.is_neg())
+        and (residual_out is None or not residual_out.is_neg())
         and _here(x)
     ):
         y, x_type = out, x.dtype
@@ -444,7 +442,7 @@ def quantise(
     check_groups(groups, x.shape[-1])
     check_scale(scale, x, quant)
     check_dtype("residual_dtype", residual_dtype)
-    if _negated(scale, scales):
+    if any(tensor is not None and tensor.is_neg() for tensor in (scale, scales)):
         raise ValueError("scale: its memory has the other sign; give its .resolve_neg()")
     _changed(q, scales, residual_out)
     q_type, scale_type, scale_shape = quant_shapes(x, quant)
