@@ -180,6 +180,21 @@ def test_a_training_run_of_the_whole_model(model):
     _curves_match(model)
 
 
+def test_the_example_with_the_model_that_is_loaded(model, monkeypatch, capsys):
+    """All of it but a process of its own and a second loading."""
+    monkeypatch.setattr(example, "load", lambda: model)
+    monkeypatch.setattr(sys, "argv", ["patch_smollm2.py", "--tokens", "12"])
+    try:
+        assert example.main() == 0
+    finally:
+        assert rmsnorm.unpatch(model) == 61
+    lines = capsys.readouterr().out.splitlines()
+    texts = [line for line in lines if line.startswith("The tallest mountain in the world is")]
+    assert len(texts) == 2 and texts[0] == texts[1] and len(texts[0]) > 50
+    assert "61 norms patched" in lines
+    assert lines[-1] == "the same text"
+
+
 @pytest.mark.slow
 def test_the_example_prints_the_same_text():
     run = subprocess.run([sys.executable, str(EXAMPLE), "--tokens", "20"], capture_output=True, text=True)
