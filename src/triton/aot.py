@@ -75,8 +75,12 @@ SIZES = {1: 4, 2: 2, 3: 2}  # of an rmsnorm_dtype
 
 
 def constants_for(target, variant):
-    """Rows are fetched ahead into local memory where there is enough of it; on AMD they are not."""
+    """Rows are fetched ahead into local memory where there is enough of it; on AMD they are not. There a program has at
+    least 64 threads, and so many chunks side by side that each of them has words of 16 bytes."""
     constants = dict(variant.constants)
+    if target.startswith("gfx") and constants.get("J", 8) <= 4 and "Q" in constants:
+        while constants["Q"] * constants["P"] * constants["W"] // constants["S"] < 64 * 16 // SIZES[variant.type]:
+            constants["Q"] *= 2
     if constants.get("STAGES", 1) > 1:
         row = constants["Q"] * constants["P"] * constants["W"] * constants["J"] * SIZES[variant.type]
         if target.startswith("gfx") or constants["STAGES"] * 2 * row + 4096 > LOCAL[target]:
@@ -98,8 +102,9 @@ def build(target, variant, ttir=None):
     signature = {name: "constexpr" for name in variant.kernel.arg_names} | {n: t for n, t, _ in parameters}
     at = {name: i for i, name in enumerate(variant.kernel.arg_names)}
     attrs = {(at[n],): [["tt.divisibility", align]] for n, _, align in parameters if align > 1}
+    constants = constants_for(target, variant)
     source = ASTSource(fn=variant.kernel, signature={n: signature[n] for n in variant.kernel.arg_names},
-                       constexprs=constants_for(target, variant), attrs=attrs)
+                       constexprs=constants, attrs=attrs)
     options = {"num_warps": variant.warps(gpu.warp_size), "num_ctas": 1, "enable_fp_fusion": False}
     options |= {"enable_reflect_ftz": False} if cuda else {"allow_flush_denorm": False}
     if cuda and variant.registers:
@@ -117,7 +122,7 @@ def build(target, variant, ttir=None):
         "entry": meta.name, "warps": meta.num_warps, "warp_size": gpu.warp_size, "shared": meta.shared,
         "hidden_pointers": hidden_pointers(target, kernel.asm, len(parameters)),
         "parameters": [{"name": n, "type": t} | ({"align": a} if a > 1 else {}) for n, t, a in parameters],
-        "when": variant.when, "tile_rows": variant.tile_rows, "tile_cols": variant.tile_cols,
+        "when": variant.when, "tile_rows": constants.get("Q", variant.tile_rows), "tile_cols": variant.tile_cols,
         "any_grid": variant.any_grid, **scratch, "sha256": hashlib.sha256(binary).hexdigest(),
     }
     return binary, entry, kernel.asm
