@@ -47,8 +47,10 @@ static bool reachable(const rn_diff *d, const rn_model *m, int64_t row, int64_t 
   double more = slack + rn_model_slack(d, m);
   /* A mean was removed: u itself is only known to within `unsure`. */
   more += unsure > 0 && u[c] != 0 ? unsure / fabs(u[c]) : 0;
-  double a = rn_model_value(d, m, row, c, u[c], rstd * (1 - more), weighted);
-  double b = rn_model_value(d, m, row, c, u[c], rstd * (1 + more), weighted);
+  rn_model less = *m, greater = *m;
+  less.act_error = -rn_model_act_bound(d, m), greater.act_error = -less.act_error;
+  double a = rn_model_value(d, &less, row, c, u[c], rstd * (1 - more), weighted);
+  double b = rn_model_value(d, &greater, row, c, u[c], rstd * (1 + more), weighted);
   return theirs >= fmin(a, b) && theirs <= fmax(a, b);
 }
 

@@ -22,24 +22,29 @@ static int ascending(const void *a, const void *b) {
   return x < y ? -1 : x > y;
 }
 
-/* The rstd nearest to `at` at which the monotone value reaches (or leaves) the target. */
+/* One element as a function of rstd, monotone; with a gate a band, since its activation is only known within a bound.
+ */
 typedef struct element {
   const rn_diff *d;
-  const rn_model *m;
+  const rn_model *least, *most; /* the model with the activation at either end of its bound */
   int64_t row, col;
   double u, sign, target;
   bool weighted;
 } element;
 
-static double value(const element *e, double rstd) {
-  return e->sign * rn_model_value(e->d, e->m, e->row, e->col, e->u, rstd, e->weighted);
+static double value(const element *e, const rn_model *m, double rstd) {
+  return e->sign * rn_model_value(e->d, m, e->row, e->col, e->u, rstd, e->weighted);
 }
 
-/* The least rstd with value >= target (`upper` false), or the largest with value <= target. */
+static bool holds(const element *e, double rstd) {
+  return value(e, e->least, rstd) <= e->target && value(e, e->most, rstd) >= e->target;
+}
+
+/* The least rstd that reaches the target (`upper` false), or the largest that does not pass it. */
 static double edge(const element *e, double low, double high, bool upper, int steps) {
   for (int i = 0; i < steps; i++) {
-    double middle = 0.5 * (low + high), v = value(e, middle);
-    if (upper ? v <= e->target : v < e->target)
+    double middle = 0.5 * (low + high);
+    if (upper ? value(e, e->least, middle) <= e->target : value(e, e->most, middle) < e->target)
       low = middle;
     else
       high = middle;
@@ -51,10 +56,10 @@ static bool element_interval(const element *e, double at, double *low, double *h
   const rn_diff *d = e->d;
   int steps = d->digits >= 23 ? 7 : 29 - d->digits;
   double reach = 8 * ldexp(1, -d->digits), from = at * (1 - reach), to = at * (1 + reach);
-  if (!(value(e, from) <= e->target && value(e, to) >= e->target)) return false;
+  if (!(value(e, e->least, from) <= e->target && value(e, e->most, to) >= e->target)) return false;
   *low = edge(e, from, to, false, steps);
   *high = edge(e, from, to, true, steps);
-  return value(e, *low) == e->target || value(e, *high) == e->target;
+  return holds(e, *low) || holds(e, *high);
 }
 
 /* An element of which a factor can be read: not zero, not special, not so small that its digits are gone. */
@@ -77,7 +82,20 @@ typedef struct row_elements {
   int64_t row, first, width;
   double slack, unsure;
   bool weighted;
+  rn_model least, most; /* when there is a gate */
 } row_elements;
+
+static void take_row(row_elements *r, rn_diff *d, const rn_model *m, int64_t row, int64_t group, const double *u,
+                     double slack, double unsure) {
+  r->d = d, r->m = m, r->u = u, r->row = row;
+  r->width = d->cols / m->groups, r->first = group * r->width;
+  r->slack = slack, r->unsure = unsure;
+  r->weighted = rn_model_weights(d, m, row);
+  double bound = rn_model_act_bound(d, m);
+  if (bound == 0) return;
+  r->least = r->most = *m;
+  r->least.act_error = -bound, r->most.act_error = bound;
+}
 
 /* Element c of a row, when it is a telling one: its factor is where its interval lies, `more` how unsure that is. */
 static bool fit_element(const row_elements *r, int64_t c, element *e, double *factor, double *more) {
@@ -85,8 +103,10 @@ static bool fit_element(const row_elements *r, int64_t c, element *e, double *fa
   if (c >= r->m->cols_written) return false;
   double t = rn_diff_theirs(d, r->row, c), act = act_at(d, r->m, r->row, c);
   if (act == 0 || !telling(d, c, r->u[c], t / act, factor)) return false;
-  element made = {d, r->m, r->row, c, r->u[c], r->u[c] * d->w[c] * act < 0 ? -1 : 1, 0, r->weighted};
+  bool band = rn_model_act_bound(d, r->m) > 0;
+  element made = {d, band ? &r->least : r->m, band ? &r->most : r->m, r->row, c, r->u[c], 1, 0, r->weighted};
   *e = made;
+  if (r->u[c] * d->w[c] * act < 0) e->sign = -1;
   e->target = e->sign * t;
   *more = r->slack + r->unsure / fabs(r->u[c]) + rn_model_slack(d, r->m);
   return true;
@@ -96,9 +116,17 @@ static int fit_count(int64_t width, int most) {
   return width < most ? (int)width : most;
 }
 
-/* What the model itself does not know of an element: a weight that was read from theirs, a first norm's last bit. */
+/* Theirs: an exponential within two ulp, which are four units, then a sum, a quotient and a product. Ours: one within
+ * an ulp, and the same three. */
+double rn_model_act_bound(const rn_diff *d, const rn_model *m) {
+  return m->gate && d->in->gate.data ? (4 + 3 + 2 + 3) * rn_unit(d) : 0;
+}
+
+/* What the model itself does not know of an element: a weight that was read from theirs, a first norm's last bit, an
+ * activation. */
 double rn_model_slack(const rn_diff *d, const rn_model *m) {
-  return (m->weight == RN_WEIGHT_FREE ? d->free_slack : 0) + (m->twice ? ldexp(1, -d->digits) : 0);
+  return rn_model_act_bound(d, m) + (m->weight == RN_WEIGHT_FREE ? d->free_slack : 0) +
+         (m->twice ? ldexp(1, -d->digits) : 0);
 }
 
 /* All intervals, and where most of them overlap. */
@@ -129,17 +157,17 @@ static rn_fit fit_most(const row_elements *r, int most) {
 /* The part of [low, high] in which this element has theirs' bits too; false, and nothing changed, when there is none.
  */
 static bool narrow(const element *e, double more, int steps, double *low, double *high) {
-  double from = *low / (1 + more), to = *high / (1 - more);
-  double at_from = value(e, from), at_to = value(e, to), least = *low, most = *high;
-  if (at_from > e->target || at_to < e->target) return false;
-  if (at_from < e->target) {
+  double from = *low / (1 + more), to = *high / (1 - more), least = *low, most = *high;
+  bool below = value(e, e->most, from)<e->target, above = value(e, e->least, to)> e->target;
+  if (value(e, e->least, from) > e->target || value(e, e->most, to) < e->target) return false;
+  if (below) {
     from = edge(e, from, to, false, steps);
-    if (value(e, from) != e->target) return false;
+    if (!holds(e, from)) return false;
     least = from * (1 - more);
   }
-  if (at_to > e->target) {
+  if (above) {
     to = edge(e, from, to, true, steps);
-    if (value(e, to) != e->target) return false;
+    if (!holds(e, to)) return false;
     most = to * (1 + more);
   }
   if (least > most) return false;
@@ -171,18 +199,18 @@ static rn_fit fit_all(const row_elements *r) {
 
 rn_fit rn_fit_row(rn_diff *d, const rn_model *m, int64_t row, int64_t group, const double *u, double slack,
                   double unsure, bool thorough) {
-  row_elements r = {d, m, u, row, group * (d->cols / m->groups), d->cols / m->groups, slack, unsure, false};
-  r.weighted = rn_model_weights(d, m, row);
+  row_elements r;
+  take_row(&r, d, m, row, group, u, slack, unsure);
   rn_fit fit = fit_all(&r);
   return fit.covered == fit.usable ? fit : fit_most(&r, thorough ? RN_FIT_COLS : 40);
 }
 
 void rn_fit_within(rn_diff *d, const rn_model *m, int64_t row, int64_t group, const double *u, double slack,
                    double unsure, double *low, double *high) {
-  row_elements r = {d, m, u, row, group * (d->cols / m->groups), d->cols / m->groups, slack, unsure, false};
+  row_elements r;
   double factor, more;
   element e;
-  r.weighted = rn_model_weights(d, m, row);
+  take_row(&r, d, m, row, group, u, slack, unsure);
   for (int64_t c = r.first; c < r.first + r.width; c++)
     if (fit_element(&r, c, &e, &factor, &more)) (void)narrow(&e, more, 24, low, high);
 }
@@ -202,7 +230,7 @@ double rn_closeness(rn_diff *d, const rn_model *m, int rows, double *spread) {
       for (int k = 0; k < (width < RN_FIT_COLS ? (int)width : RN_FIT_COLS); k++) {
         int64_t c = fit_column(g * width, width, k);
         if (c >= m->cols_written) continue;
-        columns++, unknown += !d->known[c];
+        columns++, unknown += !d->known[c] || isnan(d->u[c]);
         double t = rn_diff_theirs(d, row, c), act = act_at(d, m, row, c), f;
         if (act == 0 || !telling(d, c, d->u[c], t / act, &f)) {
           /* Zero where the model has none, or the other way round, speaks against it. */

@@ -202,7 +202,9 @@ double rn_model_value(const rn_diff *d, const rn_model *m, int64_t row, int64_t 
   double act;
   const rn_diff_tensor *gate = &d->in->gate;
   bool after = m->gate && m->gate_place == RMSNORM_GATE_AFTER && gate->data;
-  if (after) act = rn_staged_act(d->real, m->gate, rn_ref_load(gate->dtype, gate->data, row * d->cols + col));
+  if (after)
+    act =
+        (1 + m->act_error) * rn_staged_act(d->real, m->gate, rn_ref_load(gate->dtype, gate->data, row * d->cols + col));
   double v = rn_staged_value(&m->stages, u, rstd, weighted ? &d->w[col] : NULL, after ? &act : NULL);
   return m->out_narrow(m->out_dtype, v);
 }

@@ -102,6 +102,7 @@ struct rn_model {
   rn_source_kind source;
   int sum_dtype;
   int gate, gate_place;
+  double act_error; /* relative, of the activation: another library's exponential is not ours */
   bool centred, flush, twice;
   int transposed;             /* heads and rows have changed places: 1 in x, 2 in theirs */
   int64_t row_base, row_step; /* row r begins at element row_base + r * row_step of x */
@@ -244,6 +245,8 @@ void rn_propose_narrow(const rn_diff *d, const rn_model *from, rn_proposals *lis
 rn_fit rn_fit_row(rn_diff *d, const rn_model *m, int64_t row, int64_t group, const double *u, double slack,
                   double unsure, bool thorough);
 double rn_model_slack(const rn_diff *d, const rn_model *m);
+/* How far, relatively, another library's activation may be from ours; 0 without a gate. */
+double rn_model_act_bound(const rn_diff *d, const rn_model *m);
 /* Narrows [*low, *high] to where as many elements as possible, one after the other, have theirs' bits. */
 void rn_fit_within(rn_diff *d, const rn_model *m, int64_t row, int64_t group, const double *u, double slack,
                    double unsure, double *low, double *high);

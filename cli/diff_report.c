@@ -14,11 +14,21 @@
 static const char *const verdicts[] = {"equal", "benign", "explained", "unexplained"};
 static const char *const matches[] = {"all bits", "within", "partly"};
 
+static void print_count(FILE *out, int64_t count, const char *what) {
+  fprintf(out, "%" PRId64 " %s%s", count, what, count == 1 ? "" : "s");
+}
+
 static void print_evidence(FILE *out, const rn_diff_evidence *e) {
   if (e->elements == 0) return;
-  fprintf(out, "  %" PRId64 " of %" PRId64 " elements differ", e->differ, e->elements);
+  fprintf(out, "  %" PRId64 " of ", e->differ);
+  print_count(out, e->elements, "element");
+  fprintf(out, e->differ == 1 ? " differs" : " differ");
   if (e->differ > 0) {
-    fprintf(out, ", in %" PRId64 " rows and %" PRId64 " columns; at most ", e->rows_differ, e->cols_differ);
+    fprintf(out, ", in ");
+    print_count(out, e->rows_differ, "row");
+    fprintf(out, " and ");
+    print_count(out, e->cols_differ, "column");
+    fprintf(out, "; at most ");
     if (isinf(e->max_ulp))
       fprintf(out, "a NaN or infinity against a number");
     else
@@ -26,7 +36,11 @@ static void print_evidence(FILE *out, const rn_diff_evidence *e) {
     fprintf(out, ", mean %+.3g ulp\n  the first: row %" PRId64 ", column %" PRId64 ": theirs %.9g, expected %.9g",
             e->mean_ulp, e->first_row, e->first_col, e->first_theirs, e->first_model);
   }
-  if (e->unknown) fprintf(out, "\n  %" PRId64 " elements could not be judged", e->unknown);
+  if (e->unknown) {
+    fprintf(out, "\n  ");
+    print_count(out, e->unknown, "element");
+    fprintf(out, " could not be judged");
+  }
   fputc('\n', out);
 }
 
@@ -41,13 +55,14 @@ void rn_diff_print(FILE *out, const rn_diff_result *r) {
   for (int i = 0; i < r->count; i++) {
     const rn_diff_explanation *e = &r->explanation[i];
     if (e->match == RN_DIFF_PARTLY) {
-      fprintf(out, "nearest, and no explanation: %s\n", e->sentence);
-      fprintf(out, "  %" PRId64 " elements lie outside of what the arithmetic allows\n", e->evidence.outside);
-      print_evidence(out, &e->evidence);
+      fprintf(out, i ? "next: %s\n  " : "no explanation, but the nearest there is: %s\n  ", e->sentence);
+      print_count(out, e->evidence.outside, "element");
+      fprintf(out, " outside of what the arithmetic allows\n");
+      if (i == 0) print_evidence(out, &e->evidence);
       continue;
     }
-    if (i > 0) fprintf(out, "also: %s\n", e->sentence);
-    if (e->count == 0) continue;
+    if (i > 0) fprintf(out, "as well explained by: %s\n", e->sentence);
+    if (e->count == 0 || i > 0) continue;
     fprintf(out, "under that explanation:\n");
     print_evidence(out, &e->evidence);
     fprintf(out, "%sto change:%s %s\n", bright ? "\033[1m" : "", bright ? "\033[0m" : "", e->fix);

@@ -19,14 +19,16 @@
 
 /* The share of elements that have to be ours times a factor; the last rows may hold something else. */
 #define CLOSE_ENOUGH 0.45
+/* What one more mistake has to be worth, as a share of the elements. */
+#define FAULT_COST 1e-3
 
-enum { ATTEMPTS = 6, COARSE_ROWS = 6, FINE_ROWS = 8, KEPT_MOST = 24, FOUND_MOST = 6 };
+enum { ATTEMPTS = 6, COARSE_ROWS = 6, FINE_ROWS = 8, KEPT_MOST = 24, FOUND_MOST = 6, NEAREST_MOST = 3 };
 
 /* ---- the statistic ---- */
 
 typedef struct off {
   double most, mean; /* distance from the intervals in units, over the sample rows; mean: root of the mean of squares */
-  int rows;
+  int rows, telling; /* telling: with an element that tells a factor */
 } off;
 
 /* A row without an element that tells a factor: zeros, NaN, infinities. Its bits have to be those of the model. */
@@ -40,7 +42,7 @@ static bool silent_row_fits(rn_diff *d, const rn_model *m, int64_t row, int64_t 
 }
 
 static off off_statistic(rn_diff *d, const rn_model *m, double give_up) {
-  off o = {0, 0, 0};
+  off o = {0, 0, 0, 0};
   double unit = rn_unit(d);
   int wrong = 0;
   d->w_of = NULL;
@@ -67,7 +69,7 @@ static off off_statistic(rn_diff *d, const rn_model *m, double give_up) {
         away = (1 - f->high / r) / unit;
       o.most = fmax(o.most, away);
       o.mean += away * away;
-      o.rows++;
+      o.rows++, o.telling += f->usable > 0;
       if (away > give_up && ++wrong > 1) {
         o.most = o.mean = INFINITY;
         return o;
@@ -114,8 +116,10 @@ typedef struct ranked {
   off o;
 } ranked;
 
-static bool better(const off *a, const off *b) {
-  return a->mean < 0.7 * b->mean - 0.5;
+/* Half precision has many ways, so what is none of them goes before those. */
+static bool better(const ranked *a, const ranked *b) {
+  if ((a->model.stat_dtype != 0) != (b->model.stat_dtype != 0)) return a->model.stat_dtype == 0;
+  return a->o.mean < 0.7 * b->o.mean - 0.5;
 }
 
 /* Those proposals that fit, into `found`, the best first. */
@@ -126,14 +130,17 @@ static int fitting(rn_diff *d, const rn_proposals *list, int from, const off *ba
     double bound = rn_model_rstd_bound(d, m) / rn_unit(d) + 1;
     off o = off_statistic(d, m, bound);
     if (!(o.most <= bound) || o.rows == 0) continue;
+    /* Half precision has so many ways that one of them suits any row or two. */
+    if (m->stat_dtype && o.telling > 0 && o.telling < 3 * m->groups) continue;
     /* A mistake has to explain much more than no mistake did. */
     if (m->faults && base->most < INFINITY && !(o.mean < 0.3 * base->mean)) continue;
+    ranked here = {*m, o};
     int at = count < most ? count : most;
-    while (at > 0 && better(&o, &found[at - 1].o)) at--;
+    while (at > 0 && better(&here, &found[at - 1])) at--;
     if (at == most) continue;
     if (count < most) count++;
     for (int k = count - 1; k > at; k--) found[k] = found[k - 1];
-    found[at].model = *m, found[at].o = o;
+    found[at] = here;
   }
   return count;
 }
@@ -183,7 +190,7 @@ bool rn_search_statistic(rn_diff *d, const rn_model *m, rn_proposals *out) {
     found[count].model = *m, found[count++].o = base;
   } else {
     rn_propose_axis(d, RN_AXIS_BENIGN, m, &list);
-    off need = {INFINITY, INFINITY, 0};
+    off need = {INFINITY, INFINITY, 0, 0};
     ranked order[1];
     bool ordered =
         list.count > 0 && fitting(d, &list, 0, &need, order, 1) && order[0].o.most <= 1.5 && base.most <= 40 * bound;
@@ -246,19 +253,30 @@ typedef struct search {
   rn_diff *d;
   rn_proposals roundings, statistics;
   rn_diff_result *result;
-  rn_model nearest;
-  double nearest_outside;
-  bool any_nearest, found;
-  rn_model answer;
-  rn_confirmed confirmed;
+  rn_model nearest[NEAREST_MOST]; /* the best first, each of other mistakes than those before it */
+  double nearest_outside[NEAREST_MOST];
+  int nearest_count;
+  rn_model answer[RN_DIFF_EXPLANATIONS]; /* likewise */
+  rn_confirmed confirmed[RN_DIFF_EXPLANATIONS];
+  int found;
   int budget; /* confirmations of all rows that failed */
 } search;
 
+static bool same_faults(const rn_model *a, const rn_model *b) {
+  return a->faults == b->faults && memcmp(a->fault, b->fault, sizeof *a->fault * (size_t)a->faults) == 0;
+}
+
 static void keep_nearest(search *s, const rn_model *m, const rn_confirmed *c) {
   double outside = c->evidence.elements ? (double)c->evidence.outside / (double)c->evidence.elements : 1;
-  outside += 1e-3 * m->faults;
-  if (s->any_nearest && outside >= s->nearest_outside) return;
-  s->any_nearest = true, s->nearest = *m, s->nearest_outside = outside;
+  outside += FAULT_COST * m->faults;
+  int at = 0;
+  while (at < s->nearest_count && !same_faults(&s->nearest[at], m)) at++;
+  if (at < s->nearest_count && outside >= s->nearest_outside[at]) return;
+  if (at == NEAREST_MOST && outside >= s->nearest_outside[--at]) return;
+  if (at == s->nearest_count) s->nearest_count++;
+  for (; at > 0 && outside < s->nearest_outside[at - 1]; at--)
+    s->nearest[at] = s->nearest[at - 1], s->nearest_outside[at] = s->nearest_outside[at - 1];
+  s->nearest[at] = *m, s->nearest_outside[at] = outside;
 }
 
 /* The last rows are wrong and no others: they were not written. */
@@ -292,8 +310,21 @@ static bool accept(search *s, rn_model *m) {
     keep_nearest(s, m, &c);
     return false;
   }
-  s->found = true, s->answer = *m, s->confirmed = c;
+  s->answer[0] = *m, s->confirmed[0] = c, s->found = 1;
   return true;
+}
+
+/* What explains theirs as well, with as many mistakes: all of it was weighed for the answer already. */
+static void accept_others(search *s, const rn_proposals *list, int from) {
+  for (int i = from; i < list->count && s->found < RN_DIFF_EXPLANATIONS; i++) {
+    const rn_model *m = &list->model[i];
+    rn_confirmed c;
+    bool known = m->faults != s->answer[0].faults;
+    for (int k = 0; k < s->found; k++) known = known || same_faults(m, &s->answer[k]);
+    if (known || !rn_confirm(s->d, m, RN_CONFIRM_SAMPLE, &c) || c.match == RN_DIFF_PARTLY) continue;
+    if (!rn_confirm(s->d, m, RN_CONFIRM_UNTIL_WRONG, &c) || c.match == RN_DIFF_PARTLY) continue;
+    s->answer[s->found] = *m, s->confirmed[s->found++] = c;
+  }
 }
 
 /* Settle roundings, statistic and coverage of a model with these inputs and weights, at most `faults` mistakes. */
@@ -327,6 +358,7 @@ static bool settle(search *s, const rn_model *from, int faults) {
         for (int b = 0; b < s->statistics.count; b++) {
           rn_model t = s->statistics.model[b];
           if (t.faults <= faults && accept(s, &t)) {
+            if (t.faults) accept_others(s, &s->statistics, b + 1);
             d->taken = NULL;
             return true;
           }
@@ -410,6 +442,11 @@ static void settle_kept(search *s, const kept *k, int count, int faults, double 
   }
 }
 
+/* A single mistake, or none, accounts for all but one element in ten thousand: what is left is no second one. */
+static bool nearly(const search *s) {
+  return s->nearest_count > 0 && s->nearest_outside[0] - FAULT_COST * s->nearest[0].faults <= 1e-4;
+}
+
 static void look(search *s) {
   rn_diff *d = s->d;
   const rn_model *shape[RN_BASES_MOST];
@@ -433,6 +470,7 @@ static void look(search *s) {
   }
   settle_kept(s, one, ones, already + 1, 0.1);
   /* Two: both in roundings and statistic, one there, none there. */
+  pairs = pairs && !nearly(s);
   d->pairs = pairs;
   if (pairs) settle_shapes(s, shape, shape_count, already + 2);
   if (pairs) settle_kept(s, one, ones, already + 2, 0.2);
@@ -526,12 +564,12 @@ void rn_search_forward(rn_diff *d, rn_diff_result *result) {
   }
   if (d->base[0].cols_written == d->cols && d->base[0].groups == 1 && d->rows >= 4) find_stale_columns(d);
   look(&s);
-  if (s.found) {
-    rn_explain_model(d, &s.answer, &s.confirmed, &result->explanation[result->count++]);
-  } else if (s.any_nearest) {
+  for (int i = 0; i < s.found; i++)
+    rn_explain_model(d, &s.answer[i], &s.confirmed[i], &result->explanation[result->count++]);
+  for (int i = 0; i < s.nearest_count && !s.found; i++) {
     rn_confirmed c;
-    if (rn_confirm(d, &s.nearest, RN_CONFIRM_ALL, &c))
-      rn_explain_model(d, &s.nearest, &c, &result->explanation[result->count++]);
+    if (rn_confirm(d, &s.nearest[i], RN_CONFIRM_ALL, &c))
+      rn_explain_model(d, &s.nearest[i], &c, &result->explanation[result->count++]);
   }
   rn_proposals_free(&s.roundings), rn_proposals_free(&s.statistics);
 }

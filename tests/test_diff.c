@@ -8,31 +8,12 @@
  * quantised, pairs, false.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include "test_diff_kernel.h"
+#include "test_diff.h"
 
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-
-enum { F32 = RMSNORM_DTYPE_F32, F16 = RMSNORM_DTYPE_F16, BF16 = RMSNORM_DTYPE_BF16 };
-
-/* What a generator needs to make its mistake visible. */
-enum {
-  RESIDUAL = 1, /* a residual */
-  NARROW = 2,   /* x in f16 or bf16 */
-  SMALL = 4,    /* weights around 0, with an offset of 1 */
-  ROWS = 8,     /* at least eight rows */
-  F32_WEIGHT = 16,
-  HALF_WEIGHT = 32,
-  WIDE_Y = 64, /* y in f32 */
-  OTHERS = 128,
-  ONLY_F16 = 256,
-  NARROW_Y = 512,
-  LLAMA = 1024, /* ours rounds x-hat */
-  LONG = 2048,  /* at least 256 columns */
-  ONLY_F32 = 4096
-};
 
 typedef struct generator {
   const char *name; /* of the hypothesis that has to be found; NULL: none */
@@ -213,6 +194,41 @@ MAKE(flush) {
     if (c % 7 == 0) i->x[c] = i->x_type == F16 ? to_type(F16, (double)i->x[c] * 0x1p-16) : i->x[c] * 0x1p-125f;
   for (int64_t c = 0; c < i->rows * i->cols; c++) i->x[c] = to_type(i->x_type, (double)i->x[c]);
 }
+MAKE(gate) {
+  UNUSED;
+  switch (random_bits(state) % 3) {
+  case 0:
+    k->gate = 0;
+    break;
+  case 1:
+    k->gate = 2;
+    break;
+  default:
+    k->gate_first = true;
+  }
+}
+MAKE(groups_missing) {
+  UNUSED, k->groups = 1;
+}
+MAKE(transposed) {
+  UNUSED, k->transposed = true;
+}
+MAKE(zero_rows) {
+  UNUSED;
+  k->eps = i->eps = 0;
+  for (int64_t row = 1; row < i->rows; row += 3) memset(i->x + row * i->cols, 0, (size_t)i->cols * sizeof *i->x);
+}
+MAKE(huge_rows) {
+  UNUSED;
+  for (int64_t e = 0; e < i->rows * i->cols; e++)
+    if (e / i->cols % 4 == 2) i->x[e] = to_type(i->x_type, (double)i->x[e] * 0x1p70);
+}
+MAKE(normed_rounded) {
+  UNUSED, k->normed_rounded = true;
+}
+MAKE(output_kept) {
+  UNUSED, k->normed_rounded = false;
+}
 MAKE(nothing) {
   UNUSED;
 }
@@ -267,19 +283,22 @@ static const generator generators[] = {
     {"round-sum", ROWS | RESIDUAL | NARROW | LONG, sum_kept, ROUNDING},
     {"round-rstd", ROWS | NARROW | LONG, rstd_rounded, ALONE},
     {"round-xhat", ROWS | NARROW | LLAMA | LONG, xhat_kept, ROUNDING},
+    {"gate", ROWS | GATED, gate, INPUT},
+    {"groups-missing", ROWS | GROUPED, groups_missing, ALONE},
+    {"heads-transposed", ROWS | HEADS, transposed, INPUT},
+    {"zero-row", ROWS, zero_rows, ALONE},
+    {"float32-overflow", ROWS | NOT_F16, huge_rows, ALONE},
+    {"round-normed", ROWS | GATED | NARROW | LONG, normed_rounded, ROUNDING},
+    {"output-type", ROWS | NARROW | WIDE_Y | NORMED | NO_UPCAST, output_kept, ALONE},
     {NULL, 0, nothing, ALONE},
     {NULL, 0, order, ALONE},
+    {NULL, GATED | GROUPED | HEADS, nothing, ALONE},
 };
 enum { GENERATORS = sizeof generators / sizeof *generators };
 
-typedef struct counts {
-  int cases, hits;
-} counts;
-
 static const char *const kinds[] = {"f32", "f16", "bf16", "bf16, f32 weight", "bf16 in f32 files"};
 
-/* One instance, its output by these generators, and the engine's answer. */
-static void set_up(instance *i, kernel *k, int kind, int needs, uint64_t seed, rn_diff_input *in) {
+void set_up(instance *i, kernel *k, int kind, int needs, uint64_t seed, rn_diff_input *in) {
   static const int64_t sizes[][2] = {{16, 64}, {9, 256}, {40, 768}, {33, 1000}, {24, 2048}, {12, 4096}};
   uint64_t state = seed;
   memset(i, 0, sizeof *i), memset(k, 0, sizeof *k), memset(in, 0, sizeof *in);
@@ -291,18 +310,25 @@ static void set_up(instance *i, kernel *k, int kind, int needs, uint64_t seed, r
   i->x_type = i->w_type = i->y_type = kind == 0 ? F32 : kind == 1 ? F16 : BF16;
   if (kind == 3 || (needs & F32_WEIGHT)) i->w_type = F32;
   i->upcast = kind == 4;
+  if (needs & WIDE_Y) i->y_type = F32;
   i->residual = (needs & RESIDUAL) != 0, i->weighted = true;
+  i->heads = needs & HEADS ? 4 : 1, i->groups = needs & GROUPED ? 4 : 1;
+  i->rows -= i->rows % i->heads;
   i->eps = k->eps = 1e-6f;
   if (!instance_make(i, (needs & SMALL) != 0)) exit(2);
   /* What ours does, and theirs too unless it is the mistake. */
   bool llama = (needs & LLAMA) != 0;
   k->sum_rounded = i->x_type != F32, k->xhat_rounded = llama;
   k->offset = needs & SMALL ? 1 : 0;
+  k->groups = i->groups, k->gate = needs & GATED ? 1 : 0, k->normed_rounded = (needs & NORMED) != 0;
   k->lanes = (int)(INT64_C(1) << random_bits(&state) % 9);
   const char *preset = llama ? "llama" : needs & SMALL ? "gemma" : "torch";
   in->numerics_given = rmsnorm_preset(preset, &in->numerics) == RMSNORM_OK;
   in->preset = preset;
   if (llama && (needs & SMALL)) in->numerics.weight_offset = 1;
+  if (needs & GATED) in->numerics.round_normed = RMSNORM_ROUND_NONE;
+  if (needs & GATED) in->numerics.gate = RMSNORM_GATE_SILU, in->numerics.gate_place = RMSNORM_GATE_AFTER;
+  if (needs & NORMED) in->numerics.round_normed = RMSNORM_ROUND_X;
 }
 
 static void ask(instance *i, const kernel *k, int needs, rn_diff_input *in, bool pairs, rn_diff_result *result) {
@@ -310,7 +336,9 @@ static void ask(instance *i, const kernel *k, int needs, rn_diff_input *in, bool
   rn_diff_weight other = {"another layer", {NULL, 0}};
   int x = i->upcast ? F32 : i->x_type, w = i->upcast ? F32 : i->w_type, y = i->upcast ? F32 : i->y_type;
   int64_t count = i->rows * i->cols;
-  in->rows = i->rows, in->heads = 1, in->cols = i->cols, in->eps = (double)i->eps;
+  in->rows = i->rows / i->heads, in->heads = i->heads, in->cols = i->cols, in->eps = (double)i->eps;
+  in->groups = i->groups;
+  if (in->numerics.gate) in->gate.data = stored(i->gate, count, x), in->gate.dtype = x;
   in->x.data = stored(i->x, count, x), in->x.dtype = x;
   in->theirs.data = stored(i->y, count, y), in->theirs.dtype = y;
   in->weight.data = stored(i->w, i->cols, w), in->weight.dtype = w;
@@ -322,18 +350,19 @@ static void ask(instance *i, const kernel *k, int needs, rn_diff_input *in, bool
   (void)k;
   if (rn_diff_explain(in, &options, result) != 0) exit(2);
   free((void *)in->x.data), free((void *)in->theirs.data), free((void *)in->weight.data);
-  free((void *)in->residual.data), free((void *)other.tensor.data);
+  free((void *)in->residual.data), free((void *)in->gate.data), free((void *)other.tensor.data);
 }
 
 static bool suits(const generator *g, int kind) {
   bool narrow = kind != 0;
   if ((g->needs & (NARROW | NARROW_Y)) && !narrow) return false;
   if ((g->needs & HALF_WEIGHT) && (kind == 0 || kind == 3)) return false;
-  if ((g->needs & F32_WEIGHT) && kind == 4) return false;
+  if ((g->needs & (F32_WEIGHT | NO_UPCAST)) && kind == 4) return false;
+  if ((g->needs & NOT_F16) && kind == 1) return false;
   return true;
 }
 
-static bool named(const rn_diff_result *r, const char *name) {
+bool named(const rn_diff_result *r, const char *name) {
   for (int i = 0; r->verdict == RN_DIFF_EXPLAINED && i < r->explanation[0].count; i++)
     if (strcmp(r->explanation[0].hypothesis[i]->name, name) == 0) return true;
   return false;
@@ -341,7 +370,7 @@ static bool named(const rn_diff_result *r, const char *name) {
 
 static bool verbose, brief;
 
-static void tell(const char *what, int kind, const instance *i, uint64_t seed, const rn_diff_result *r) {
+void tell(const char *what, int kind, const instance *i, uint64_t seed, const rn_diff_result *r) {
   if (verbose)
     printf("  missed: %s, %s, %" PRId64 " x %" PRId64 ", seed %" PRIu64 ": verdict %d, %.300s\n", what, kinds[kind],
            i->rows, i->cols, seed, r->verdict,
@@ -405,12 +434,13 @@ static counts cautious(int count, uint64_t seed) {
 
 /* ---- two mistakes ---- */
 
-/* Without a residual in the sum its rounding can not be seen, nor that of x-hat without a weight; what has no mean has
- * one variance. */
+/* Without a residual in the sum its rounding can not be seen, nor that of x-hat without a weight, nor that of the
+ * weighted value without a gate behind it; what has no mean has one variance. */
 static bool hides(const char *a, const char *b) {
   static const char *const hidden[][2] = {{"residual-ignored", "round-sum"},
                                           {"residual-clobbered", "round-sum"},
                                           {"weight-missing", "round-xhat"},
+                                          {"gate", "round-normed"},
                                           {"mean-removed", "variance"}};
   for (size_t i = 0; i < sizeof hidden / sizeof *hidden; i++)
     if ((strcmp(a, hidden[i][0]) == 0 && strcmp(b, hidden[i][1]) == 0) ||
@@ -505,158 +535,6 @@ static counts false_positives(int count, uint64_t seed) {
   }
   for (int w = 0; w < INNOCENTS; w++)
     printf("  %-28s %d of %d called something else\n", innocents[w], each[w].hits, each[w].cases);
-  return total;
-}
-
-/* ---- gradients and quantised outputs: loops of their own ---- */
-
-static counts gradients(int each, uint64_t seed) {
-  static const char *const names[] = {
-      NULL, "gradient-mean-term", "gradient-dot-missing", "residual-gradient-missing", "gradient-xhat-rounded", "eps",
-      NULL, "dx-over-dy",         "dweight-narrow",       "gradient-xhat-rounded"};
-  counts total = {0, 0};
-  for (int what = 0; what < 10; what++)
-    for (int kind = 0; kind < 3; kind++)
-      for (int n = 0; n < each; n++) {
-        instance i;
-        kernel k;
-        rn_diff_input in;
-        rn_diff_result result;
-        rn_diff_options options = RN_DIFF_OPTIONS_INIT;
-        uint64_t at = seed + (uint64_t)(what * 1009 + kind * 101 + n);
-        bool weight = what >= 6, rounds = what == 4 || what == 9;
-        if ((rounds || what == 8) && kind == 0) continue;
-        set_up(&i, &k, kind, LONG, at, &in);
-        float *dy = i.r, *out = calloc((size_t)(i.rows * i.cols), sizeof *out),
-              *dres = calloc((size_t)(i.rows * i.cols), 4);
-        float eps = what == 5 ? 1e-4f : 1e-6f;
-        for (int64_t e = 0; e < i.rows * i.cols; e++) {
-          dy[e] = to_type(i.x_type, random_normal(&at));
-          dres[e] = to_type(i.x_type, random_normal(&at));
-        }
-        for (int64_t row = 0; row < i.rows; row++) {
-          const float *x = i.x + row * i.cols, *g = dy + row * i.cols;
-          float ss = 0, dot = 0, mean = 0;
-          for (int64_t c = 0; c < i.cols; c++) ss += x[c] * x[c];
-          float r = 1 / sqrtf(ss / (float)i.cols + eps);
-          for (int64_t c = 0; c < i.cols; c++) {
-            float xhat = rounds ? to_type(i.x_type, (double)(x[c] * r)) : x[c] * r;
-            dot += g[c] * i.w[c] * xhat, mean += g[c] * i.w[c];
-          }
-          for (int64_t c = 0; c < i.cols; c++) {
-            float xhat = rounds ? to_type(i.x_type, (double)(x[c] * r)) : x[c] * r;
-            float dx = r * (g[c] * i.w[c] - (what == 2 ? 0 : xhat * dot / (float)i.cols) -
-                            (what == 1 ? mean / (float)i.cols : 0));
-            if (!weight) {
-              out[row * i.cols + c] = to_type(i.y_type, (double)(dx + (what == 3 ? 0 : dres[row * i.cols + c])));
-              continue;
-            }
-            float p = (what == 7 ? to_type(i.x_type, (double)dx) : g[c]) * xhat;
-            if (what == 8)
-              out[c] = to_type(i.x_type, (double)(out[c] + to_type(i.x_type, (double)p)));
-            else
-              out[c] += p;
-          }
-        }
-        for (int64_t c = 0; c < i.cols && weight; c++) out[c] = to_type(i.y_type, (double)out[c]);
-        in.subject = weight ? RN_DIFF_DWEIGHT : RN_DIFF_DX;
-        in.rows = i.rows, in.heads = 1, in.cols = i.cols, in.eps = 1e-6;
-        rn_diff_tensor *tensor[] = {&in.x, &in.dy, &in.dresidual, &in.theirs, &in.weight};
-        const float *values[] = {i.x, dy, dres, out, i.w};
-        for (int t = 0; t < 5; t++) {
-          int64_t length = t == 4 || (t == 3 && weight) ? i.cols : i.rows * i.cols;
-          if (t == 2 && weight) continue;
-          tensor[t]->dtype = i.x_type, tensor[t]->data = stored(values[t], length, i.x_type);
-        }
-        if (rn_diff_explain(&in, &options, &result) != 0) exit(2);
-        bool hit = names[what] ? named(&result, names[what]) && result.explanation[0].count == 1
-                               : result.verdict <= RN_DIFF_BENIGN;
-        total.cases++, total.hits += hit;
-        if (!hit) tell(names[what] ? names[what] : weight ? "dweight" : "dx", kind, &i, at, &result);
-        for (int t = 0; t < 5; t++) free((void *)tensor[t]->data);
-        free(out), free(dres), rn_diff_free(&result), instance_free(&i);
-      }
-  return total;
-}
-
-/* e4m3 codes out of a table of all values: to nearest, ties to the even code. */
-static uint8_t fp8_code(bool fnuz, bool saturate, float v) {
-  int best = 0;
-  double off = INFINITY, top = fnuz ? 240 : 448;
-  if (!saturate && fabs((double)v) > (fnuz ? 248 : 464)) return fnuz ? 0x80 : 0x7f;
-  double m = fmin(fabs((double)v), top);
-  for (int code = 0; code < (fnuz ? 0x80 : 0x7f); code++) {
-    int e = code >> 3, f = code & 7;
-    double value = ldexp(e ? 8 + f : f, (e ? e : 1) - (fnuz ? 8 : 7) - 3);
-    if (fabs(value - m) < off || (fabs(value - m) == off && code % 2 == 0)) best = code, off = fabs(value - m);
-  }
-  return (uint8_t)(best | (v < 0 && (best || !fnuz) ? 0x80 : 0));
-}
-
-static counts quantised(int each, uint64_t seed) {
-  static const char *const names[] = {
-      NULL, "fp8-codes", "fp8-largest", "scale-operation", "scale-rounded", "saturation", "scale-transposed"};
-  counts total = {0, 0};
-  for (int what = 0; what < 7; what++)
-    for (int kind = 0; kind < 3; kind++)
-      for (int n = 0; n < each; n++) {
-        instance i;
-        kernel k;
-        rn_diff_input in;
-        rn_diff_result result;
-        rn_diff_options options = RN_DIFF_OPTIONS_INIT;
-        uint64_t at = seed + (uint64_t)(what * 2003 + kind * 211 + n);
-        if (what == 4 && kind == 0) continue;
-        set_up(&i, &k, kind, LONG, at, &in);
-        bool blocks = what == 6 || n % 2;
-        int64_t width = blocks ? 128 : i.cols, per_row = (i.cols + width - 1) / width;
-        uint8_t *codes = calloc((size_t)(i.rows * i.cols), 1);
-        float *scale = calloc((size_t)(i.rows * per_row), sizeof *scale);
-        rmsnorm_preset("fp32", &in.numerics), in.preset = "fp32";
-        /* Division and reciprocal part only near the middle of two codes: rows made of nothing else. */
-        for (int64_t e = 0; what == 3 && e < i.rows * i.cols; e++) {
-          uint64_t bits = random_bits(&at);
-          i.x[e] = e % width == 0
-                       ? 448
-                       : (float)ldexp(8.5 + (double)(bits % 8), (int)(bits / 8 % 5)) * (bits & 4096 ? 1 : -1);
-          i.w[e % i.cols] = 1;
-        }
-        for (int64_t row = 0; row < i.rows; row++) {
-          const float *x = i.x + row * i.cols;
-          double ss = 0;
-          for (int64_t c = 0; c < i.cols; c++) ss += (double)x[c] * (double)x[c];
-          float r = (float)(1 / sqrt(ss / (double)i.cols + 1e-6));
-          for (int64_t b = 0; b < per_row; b++) {
-            float amax = 0, s;
-            for (int64_t c = b * width; c < i.cols && c < (b + 1) * width; c++) {
-              float v = x[c] * r * i.w[c];
-              if (what == 4) v = to_type(i.x_type, (double)v);
-              amax = fmaxf(amax, fabsf(v));
-            }
-            s = amax / (what == 1 || what == 2 ? 240 : 448);
-            if (what == 5) s = 0.005f; /* one scale for all, too small for some values */
-            scale[what == 6 ? b * i.rows + row : row * per_row + b] = s;
-            for (int64_t c = b * width; c < i.cols && c < (b + 1) * width; c++) {
-              float v = x[c] * r * i.w[c];
-              if (what == 4) v = to_type(i.x_type, (double)v);
-              codes[row * i.cols + c] = fp8_code(what == 1, what != 5, what == 3 ? v * (1 / s) : v / s);
-            }
-          }
-        }
-        in.subject = RN_DIFF_Q, in.rows = i.rows, in.heads = 1, in.cols = i.cols, in.eps = 1e-6;
-        in.quant.q.dtype = RMSNORM_DTYPE_FP8_E4M3;
-        in.quant.granularity = blocks ? RMSNORM_QUANT_BLOCK : RMSNORM_QUANT_ROW, in.quant.block_cols = blocks ? 128 : 0;
-        in.theirs.data = codes, in.theirs.dtype = RMSNORM_DTYPE_FP8_E4M3, in.scale.data = scale, in.scale.dtype = F32;
-        in.x.dtype = i.x_type, in.x.data = stored(i.x, i.rows * i.cols, i.x_type);
-        in.weight.dtype = i.w_type, in.weight.data = stored(i.w, i.cols, i.w_type);
-        if (what == 5) in.quant.granularity = RMSNORM_QUANT_TENSOR, in.quant.block_cols = 0;
-        if (rn_diff_explain(&in, &options, &result) != 0) exit(2);
-        bool hit = names[what] ? named(&result, names[what]) : result.verdict <= RN_DIFF_BENIGN;
-        total.cases++, total.hits += hit;
-        if (!hit) tell(names[what] ? names[what] : "quantised", kind, &i, at, &result);
-        free(codes), free(scale), free((void *)in.x.data), free((void *)in.weight.data);
-        rn_diff_free(&result), instance_free(&i);
-      }
   return total;
 }
 

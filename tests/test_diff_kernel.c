@@ -54,7 +54,8 @@ bool instance_make(instance *i, bool small_weights) {
   uint64_t state = i->seed;
   i->x = malloc(count * sizeof(float)), i->r = malloc(count * sizeof(float)), i->y = malloc(count * sizeof(float));
   i->w = malloc((size_t)i->cols * sizeof(float)), i->other = malloc((size_t)i->cols * sizeof(float));
-  if (!i->x || !i->r || !i->y || !i->w || !i->other) return false;
+  i->gate = malloc(count * sizeof(float));
+  if (!i->x || !i->r || !i->y || !i->w || !i->other || !i->gate) return false;
   for (int64_t row = 0; row < i->rows; row++) {
     /* Rows of many sizes, some small enough for eps to matter, some with a mean. */
     double size = ldexp(1, (int)(random_bits(&state) % 5) - 2), mean = 0.4 * random_normal(&state);
@@ -69,11 +70,12 @@ bool instance_make(instance *i, bool small_weights) {
     i->w[c] = to_type(i->w_type, small_weights ? 0.3 * a : 0.25 * a + 1);
     i->other[c] = to_type(i->w_type, small_weights ? 0.3 * b : 0.25 * b + 1);
   }
+  for (size_t e = 0; e < count; e++) i->gate[e] = to_type(i->x_type, 1.5 * random_normal(&state));
   return true;
 }
 
 void instance_free(instance *i) {
-  free(i->x), free(i->r), free(i->y), free(i->w), free(i->other);
+  free(i->x), free(i->r), free(i->y), free(i->w), free(i->other), free(i->gate);
 }
 
 void *stored(const float *v, int64_t count, int dtype) {
@@ -180,11 +182,17 @@ static float weight_at(const instance *in, const kernel *k, int64_t row, int64_t
   return k->weight_squared ? w * w : w;
 }
 
+static float activation(const kernel *k, float z) {
+  double sigmoid = 1 / (1 + exp(-(double)z));
+  return (float)(k->gate == 1 ? (double)z * sigmoid : sigmoid);
+}
+
 /* h of one row, and with it what lies behind it in memory. */
 static void load_row(const instance *in, const kernel *k, int64_t row, float *h, float *s) {
   int64_t stride = k->row_stride ? k->row_stride : in->cols, all = in->rows * in->cols;
+  int64_t from = k->transposed ? row % in->heads * (in->rows / in->heads) + row / in->heads : row;
   for (int64_t c = 0; c < in->cols + k->overrun; c++) {
-    int64_t at = row * stride + c;
+    int64_t at = from * stride + c;
     float x = at < all ? in->x[at] : 3.5f, r = at < all ? in->r[at] : 3.5f;
     h[c] = flushed(k, x);
     if (in->residual) {
@@ -194,6 +202,7 @@ static void load_row(const instance *in, const kernel *k, int64_t row, float *h,
       if (k->x_twice) h[c] = h[c] + x;
       if (k->sum_rounded) h[c] = narrowed(k, in->x_type, h[c]);
     }
+    if (k->gate && k->gate_first) h[c] = h[c] * activation(k, in->gate[row * in->cols + c]);
     s[c] = k->statistic_of_x ? x : h[c];
   }
 }
@@ -234,6 +243,8 @@ static void norm_row(const instance *in, const kernel *k, int64_t row, float *h,
         if (k->xhat_to_weight) t = narrowed(k, in->w_type, t);
         t = t * w;
       }
+      if (k->normed_rounded) t = narrowed(k, in->x_type, t);
+      if (k->gate && !k->gate_first) t = t * activation(k, in->gate[row * in->cols + g * width + c]);
       if (k->wide) t = (float)((double)u[c] / sqrt((double)ms + (double)k->eps) * (double)w);
       y[g * width + c] = narrowed(k, in->y_type, t);
     }

@@ -14,8 +14,10 @@
 /* How a kernel goes about it; all zero: the right way. */
 typedef struct kernel {
   /* the roundings of a family */
-  bool sum_rounded, rstd_rounded, xhat_rounded, xhat_to_weight;
+  bool sum_rounded, rstd_rounded, xhat_rounded, xhat_to_weight, normed_rounded; /* normed: before the gate */
   float offset;
+  int gate; /* 0 none, 1 silu, 2 sigmoid */
+  bool gate_first;
   /* the order of the sum: strided lanes; 0 = 32 */
   int lanes;
   int product; /* 0: (x r) w, 1: x (r w), 2: (x w) r, 3: (x / rms) w */
@@ -30,19 +32,21 @@ typedef struct kernel {
   int64_t weight_shift, weight_stride, weight_period, weight_block;
   bool weight_bytes, no_weight, weight_squared, offset_in_half, offset_added_twice, other_weight, weight_by_row;
   int64_t row_stride;
+  bool transposed;                    /* rows and heads of x have changed places */
   int64_t rows_written, cols_written; /* 0: all */
   float poison;                       /* what unwritten places hold; NAN: junk */
 } kernel;
 
 typedef struct instance {
   uint64_t seed;
-  int64_t rows, cols;
+  int64_t rows, heads, cols; /* rows: those of all heads */
+  int64_t groups;            /* of the right norm, 1 most of the time */
   int x_type, w_type, y_type;
   bool residual, upcast; /* upcast: narrow values in f32 arrays, as files without bf16 have them */
   bool weighted;
   float eps;
-  float *x, *r, *w, *other; /* the values, already of their type */
-  float *y;                 /* what the kernel made */
+  float *x, *r, *w, *other, *gate; /* the values, already of their type */
+  float *y;                        /* what the kernel made */
 } instance;
 
 uint64_t random_bits(uint64_t *state);
