@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import numbers
-import operator
 import sys
 from functools import cache
 from typing import Any
@@ -39,6 +38,7 @@ from .numerics import (
     WEIGHT_HEADS_COLS,
     Numerics,
     Quant,
+    check_whole,
     result_dtype,
 )
 
@@ -175,7 +175,7 @@ def _code_of(name: str, dtype: Any) -> int:
     """The code of a type: its name, a NumPy type, or a scalar type of ml_dtypes."""
     text = dtype if isinstance(dtype, str) else getattr(dtype, "name", None) or getattr(dtype, "__name__", "")
     if _CODES.get(text) not in _REAL:
-        raise TypeError(f"{name}: float32, float16, bfloat16 or float64 is needed, not {dtype!r}")
+        raise TypeError(f"{name}: the name or NumPy's type of a float32, float16, bfloat16 or float64, not {dtype!r}")
     return _CODES[text]
 
 
@@ -271,6 +271,11 @@ def _call(
     if not x.shape:
         raise ValueError("x: has no dimension to normalise")
     cols = x.shape[-1]
+    for name, value in (("groups", groups), ("divisor", divisor), ("threads", threads or 0)):
+        if type(value) is not int:
+            check_whole(name, value)
+    if impl is not None and not isinstance(impl, str):
+        raise TypeError(f"impl: a name of rmsnorm.impls() is needed, not {type(impl).__name__}")
     if groups < 1 or cols % groups:
         raise ValueError(f"groups: {groups} does not divide {cols} columns")
     if (gate is not None) != rules.gate:
@@ -335,7 +340,7 @@ def _call(
     on_device = x.device != CPU
     result = run(
         rows, heads, cols, groups, eps, divisor, rules.packed, x.device, stream if on_device else None,
-        threads or _threads.limit, impl.encode() if isinstance(impl, str) else impl, *tuples[:3], weight_tuple, main,
+        threads or _threads.limit, None if impl is None else impl.encode(), *tuples[:3], weight_tuple, main,
         tuples[4], None if rstd is None else rstd.address, None if quant is None else quant_of(tuples[3]),
     )  # fmt: skip
     for look in (y, total):
@@ -415,7 +420,7 @@ def rms_norm(
         return _torch(x, weight, eps, residual, gate, preset, quant, scale, groups, divisor, dtype, residual_dtype, out,
                       residual_out, scale_out, stats, threads, impl, stream)  # fmt: skip
     _, made = _call(
-        _native.forward, x, weight, eps, residual, gate, preset, quant, scale, operator.index(groups), divisor, dtype,
+        _native.forward, x, weight, eps, residual, gate, preset, quant, scale, groups, divisor, dtype,
         residual_dtype, out, residual_out, scale_out, stats, threads, impl, stream,
     )  # fmt: skip
     results = tuple(made[name] for name in ("y", "scale", "residual_out", "rstd") if name in made)

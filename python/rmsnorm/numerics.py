@@ -90,6 +90,8 @@ def _from_text(text: str) -> Numerics:
                 f"preset: {text!r} is no name, and in a text each word is one of {', '.join(known)}, then ="
             )
         return Numerics(**pairs)
+    if text not in presets():
+        raise ValueError(f"preset: there is no preset {text!r}; rmsnorm.presets() lists them")
     offset, *codes = _LAYOUT.unpack(_native.preset(text))
     words = [words[code] for words, code in zip((_ROUNDINGS,) * 4 + (_GATES, _PLACES), codes)]
     return Numerics(offset, *words)
@@ -191,6 +193,12 @@ class Quant:
                 scale_out, stride, q)  # fmt: skip
 
 
+def check_whole(name: str, value) -> None:
+    """Whether it can be taken for an integer; a symbolic one of a compiler stays what it is."""
+    if not hasattr(value, "__index__"):
+        raise TypeError(f"{name}: a whole number is needed, not {type(value).__name__}")
+
+
 def _kinds() -> dict[str, tuple[int, int, int]]:
     kinds = {}
     for name, dtype in (("fp8", FP8_E4M3), ("fp8-e5m2", FP8_E5M2), ("int8", INT8)):
@@ -210,10 +218,10 @@ _QUANTS: dict[str, Quant] = {}
 
 
 def _quant_from_text(text: str) -> Quant:
+    if not isinstance(text, str):
+        raise TypeError(f"quant: a kind or Quant, not {type(text).__name__}")
     found = _QUANTS.get(text)
     if found is None:
-        if not isinstance(text, str):
-            raise TypeError(f"quant: a kind or Quant, not {type(text).__name__}")
         kind, *rest = text.split(" ")
         if len(rest) == 4:
             multiply, by_column, ceil, scale_max = rest

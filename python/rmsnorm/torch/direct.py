@@ -37,6 +37,7 @@ from ..numerics import (
     WEIGHT_HEADS_COLS,
     Quant,
     Rules,
+    check_whole,
     result_dtype,
 )
 
@@ -177,6 +178,7 @@ def check_gate(gate: Tensor | None, rules: Rules) -> None:
 def check_groups(groups: int, cols: int) -> None:
     if cols == 0:
         raise ValueError("x: has no columns to normalise")
+    check_whole("groups", groups)
     if groups < 1 or cols % groups:
         raise ValueError(f"groups: {groups} does not divide {cols} columns")
 
@@ -343,6 +345,8 @@ def forward(
         dtype_code("gate", gate)
     if groups != 1 or x.shape[-1] == 0:
         check_groups(groups, x.shape[-1])
+    if divisor != 0:
+        check_whole("divisor", divisor)
 
     if out is None:
         check_dtype("dtype", dtype)
@@ -440,6 +444,7 @@ def quantise(
         check_like("gate", gate, x)
         dtype_code("gate", gate)
     check_groups(groups, x.shape[-1])
+    check_whole("divisor", divisor)
     check_scale(scale, x, quant)
     check_dtype("residual_dtype", residual_dtype)
     if any(tensor is not None and tensor.is_neg() for tensor in (scale, scales)):
