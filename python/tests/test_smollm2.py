@@ -4,7 +4,7 @@ Two evaluations of the same model differ by the order of the norms' sums and the
 things are asked. With the library's statistic put into the model's own code, every bit of every logit is the same.
 Without that, both are about as far from the model in float64. And the most likely token is the same for 200 steps.
 
-The whole training run (all layers, all weights) is slow: -m "".
+The whole training run (all layers, all weights) is slow, eleven minutes on the CPU: -m "".
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -33,6 +33,8 @@ from families_support import statistic  # noqa: E402
 from torch.overrides import TorchFunctionMode  # noqa: E402
 from training_support import train  # noqa: E402
 
+# With a GPU everything runs there too, as in test_torch.py.
+DEVICES = os.environ.get("RMSNORM_TEST_DEVICES", "cpu,cuda" if torch.cuda.is_available() else "cpu").split(",")
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "python" / "patch_smollm2.py"
 _spec = importlib.util.spec_from_file_location("patch_smollm2", EXAMPLE)
 example = importlib.util.module_from_spec(_spec)
@@ -44,14 +46,14 @@ PROMPT = (
 )
 
 
-@pytest.fixture(scope="module")
-def model():
-    return example.load()
+@pytest.fixture(scope="module", params=DEVICES)
+def model(request):
+    return example.load().to(request.param)
 
 
 @pytest.fixture(scope="module")
-def ids():
-    return example.tokenizer()(PROMPT, return_tensors="pt").input_ids
+def ids(model):
+    return example.tokenizer()(PROMPT, return_tensors="pt").input_ids.to(model.device)
 
 
 class LibraryStatistic(TorchFunctionMode):
@@ -132,14 +134,14 @@ def _curves_match(model):
     """100 steps with and without patch; training_support.py says what is measured and why."""
     generator = torch.Generator().manual_seed(4)
     text = torch.randint(100, 400, (8, 25), generator=generator)  # few tokens, so that there is something to learn
-    train(model, text, rate=1e-4).check()
+    train(model, text.to(model.device), rate=1e-4).check()
 
 
 def test_a_training_run_of_the_first_layer(model):
     """One layer and the 512 first tokens of the vocabulary: seconds instead of minutes."""
     config = copy.deepcopy(model.config)
     config.num_hidden_layers, config.vocab_size = 1, 512
-    small = type(model)(config)
+    small = type(model)(config).to(model.device)
     state = {name: value[:512] if value.shape[0] == 49152 else value for name, value in model.state_dict().items()}
     small.load_state_dict({name: value for name, value in state.items() if name in small.state_dict()})
     assert torch.equal(small.model.layers[0].mlp.up_proj.weight, model.model.layers[0].mlp.up_proj.weight)
@@ -154,7 +156,7 @@ def test_a_training_run_of_the_whole_model(model):
 def test_the_example_with_the_model_that_is_loaded(model, monkeypatch, capsys):
     """All of it but a process of its own and a second loading."""
     monkeypatch.setattr(example, "load", lambda: model)
-    monkeypatch.setattr(sys, "argv", ["patch_smollm2.py", "--tokens", "12"])
+    monkeypatch.setattr(sys, "argv", ["patch_smollm2.py", "--tokens", "12", "--device", str(model.device)])
     try:
         assert example.main() == 0
     finally:
