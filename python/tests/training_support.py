@@ -71,6 +71,10 @@ class Curves:
             f"loss {mean[0]:.4f} -> {mean[-1]:.4f}; apart {apart[-1]:.3g}, by an ulp of rstd {floor[-1]:.3g}; "
             f"nearest to what is allowed after step {worst + 1}: {apart[worst]:.3g} of {self.allowed()[worst]:.3g}"
         )
+        runs = [self.ours, *self.nudged]
+        for step in sorted({*(2**i for i in range(len(mean).bit_length())), len(mean)}):
+            distances = (f"{_distance(run, self.own)[step - 1]:.3g}" for run in runs)
+            print(f"after step {step}: loss {mean[step - 1]:.4f}; patched, nudged: {', '.join(distances)}")
         assert all(run.isfinite().all() for run in (self.own, self.ours, *self.nudged))
         assert mean[-8:].mean() < 0.8 * mean[:8].mean(), "nothing was learned, so nothing is compared"
         assert (apart <= self.allowed()).all(), f"after step {(apart > self.allowed()).nonzero()[0].item() + 1}"
