@@ -70,9 +70,11 @@ static bool telling(const rn_diff *d, int64_t c, double u, double t, double *fac
   return rn_ref_ulp(d->y_type, t) <= fabs(t) * 4 * ldexp(1, -d->digits) && isfinite(*factor) && *factor != 0;
 }
 
-static double act_at(const rn_diff *d, const rn_model *m, int64_t row, int64_t c) {
-  if (!m->gate || m->gate_place != RMSNORM_GATE_AFTER || !d->in->gate.data) return 1;
-  return rn_staged_act(d->real, m->gate, rn_ref_load(d->in->gate.dtype, d->in->gate.data, row * d->cols + c));
+/* What the weighted value is multiplied by: the activation, or its weight once more. */
+static double after_weight(const rn_diff *d, const rn_model *m, int64_t row, int64_t c) {
+  double again = m->weight == RN_WEIGHT_AGAIN ? d->w[c] : 1;
+  if (!m->gate || m->gate_place != RMSNORM_GATE_AFTER || !d->in->gate.data) return again;
+  return again * rn_staged_act(d->real, m->gate, rn_ref_load(d->in->gate.dtype, d->in->gate.data, row * d->cols + c));
 }
 
 typedef struct row_elements {
@@ -101,12 +103,12 @@ static void take_row(row_elements *r, rn_diff *d, const rn_model *m, int64_t row
 static bool fit_element(const row_elements *r, int64_t c, element *e, double *factor, double *more) {
   const rn_diff *d = r->d;
   if (c >= r->m->cols_written) return false;
-  double t = rn_diff_theirs(d, r->row, c), act = act_at(d, r->m, r->row, c);
-  if (act == 0 || !telling(d, c, r->u[c], t / act, factor)) return false;
+  double t = rn_diff_theirs(d, r->row, c), after = after_weight(d, r->m, r->row, c);
+  if (after == 0 || !telling(d, c, r->u[c], t / after, factor)) return false;
   bool band = rn_model_act_bound(d, r->m) > 0;
   element made = {d, band ? &r->least : r->m, band ? &r->most : r->m, r->row, c, r->u[c], 1, 0, r->weighted};
   *e = made;
-  if (r->u[c] * d->w[c] * act < 0) e->sign = -1;
+  if (r->u[c] * d->w[c] * after < 0) e->sign = -1;
   e->target = e->sign * t;
   *more = r->slack + r->unsure / fabs(r->u[c]) + rn_model_slack(d, r->m);
   return true;
@@ -231,11 +233,11 @@ double rn_closeness(rn_diff *d, const rn_model *m, int rows, double *spread) {
         int64_t c = fit_column(g * width, width, k);
         if (c >= m->cols_written) continue;
         columns++, unknown += !d->known[c] || isnan(d->u[c]);
-        double t = rn_diff_theirs(d, row, c), act = act_at(d, m, row, c), f;
-        if (act == 0 || !telling(d, c, d->u[c], t / act, &f)) {
+        double t = rn_diff_theirs(d, row, c), after = after_weight(d, m, row, c), f;
+        if (after == 0 || !telling(d, c, d->u[c], t / after, &f)) {
           /* Zero where the model has none, or the other way round, speaks against it. */
-          if (d->known[c] && act != 0 && isfinite(t) && (t == 0) != (d->u[c] * d->w[c] == 0) &&
-              fabs(d->u[c] * d->w[c]) > 0x1p-20)
+          if (d->known[c] && after != 0 && isfinite(t) && (t == 0) != (d->u[c] * d->w[c] == 0) &&
+              fabs(d->u[c] * d->w[c] * after) > 0x1p-20)
             total++;
           continue;
         }

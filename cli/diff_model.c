@@ -206,5 +206,6 @@ double rn_model_value(const rn_diff *d, const rn_model *m, int64_t row, int64_t 
     act =
         (1 + m->act_error) * rn_staged_act(d->real, m->gate, rn_ref_load(gate->dtype, gate->data, row * d->cols + col));
   double v = rn_staged_value(&m->stages, u, rstd, weighted ? &d->w[col] : NULL, after ? &act : NULL);
-  return m->out_narrow(m->out_dtype, v);
+  v = m->out_narrow(m->out_dtype, v);
+  return m->weight == RN_WEIGHT_AGAIN && weighted ? m->out_narrow(m->out_dtype, to_real(d, v * d->w[col])) : v;
 }

@@ -84,6 +84,7 @@ typedef enum rn_weight_kind {
   RN_WEIGHT_BLOCKED,  /* weight[c / param] */
   RN_WEIGHT_REVERSED,
   RN_WEIGHT_SQUARED,
+  RN_WEIGHT_AGAIN,  /* y, already rounded, is multiplied by it once more */
   RN_WEIGHT_OTHER,  /* others[param] */
   RN_WEIGHT_HEAD,   /* that of head + param */
   RN_WEIGHT_BY_ROW, /* weight[row] for the whole row */

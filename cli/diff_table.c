@@ -146,6 +146,10 @@ PROPOSE(weight_missing) {
 PROPOSE(weight_squared) {
   rn_model *m = when(d->in->weight.data && from->weight == RN_WEIGHT_PLAIN, list, from);
   if (m) m->weight = RN_WEIGHT_SQUARED;
+  m = when(d->in->weight.data && from->weight == RN_WEIGHT_PLAIN, list, from);
+  if (!m) return;
+  m->weight = RN_WEIGHT_AGAIN;
+  rn_model_note(m, ", the second time to the rounded result: by the caller");
 }
 PROPOSE(offset_narrow) {
   bool narrow = d->weight_type == RMSNORM_DTYPE_F16 || d->weight_type == RMSNORM_DTYPE_BF16;
@@ -390,7 +394,7 @@ const rn_entry rn_entries[] = {
           "theirs is x-hat", "pass the weight", "the weight was not applied", weight_missing),
     ENTRY("weight-squared", "weight", RN_AXIS_WEIGHT, "columns are off by their weight",
           "the weight is multiplied in twice", "theirs / x-hat is weight^2", "apply it once",
-          "the weight was applied twice", weight_squared),
+          "the weight was applied twice{note}", weight_squared),
     ENTRY("weight-shifted", "weight", RN_AXIS_WEIGHT, "columns have the weight of a neighbour",
           "the weight's base pointer is off", "theirs / x-hat is weight[c + shift]", "fix the base of the weight",
           "the weight is shifted: column c has weight[c + {shift}]", rn_propose_weights_shift),

@@ -144,7 +144,10 @@ MAKE(no_weight) {
   UNUSED, k->no_weight = true;
 }
 MAKE(weight_squared) {
-  UNUSED, k->weight_squared = true;
+  UNUSED;
+  k->weight_by_caller = i->seed % 2; /* half of them: y is multiplied, after it was rounded */
+  k->weight_squared = !k->weight_by_caller;
+  for (int64_t c = 0; c < i->cols; c += 3) i->w[c] = -i->w[c]; /* a square has lost the sign */
 }
 MAKE(weight_by_row) {
   UNUSED, k->weight_by_row = true;

@@ -247,6 +247,7 @@ static void norm_row(const instance *in, const kernel *k, int64_t row, float *h,
       if (k->gate && !k->gate_first) t = t * activation(k, in->gate[row * in->cols + g * width + c]);
       if (k->wide) t = (float)((double)u[c] / sqrt((double)ms + (double)k->eps) * (double)w);
       y[g * width + c] = narrowed(k, in->y_type, t);
+      if (k->weight_by_caller) y[g * width + c] = narrowed(k, in->y_type, y[g * width + c] * w);
     }
   }
 }

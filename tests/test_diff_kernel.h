@@ -30,7 +30,8 @@ typedef struct kernel {
   bool no_norm, twice, no_residual, only_residual, residual_twice, x_twice, statistic_of_x;
   int64_t tail, overrun; /* columns that count, elements of the next row that count too */
   int64_t weight_shift, weight_stride, weight_period, weight_block;
-  bool weight_bytes, no_weight, weight_squared, offset_in_half, offset_added_twice, other_weight, weight_by_row;
+  bool weight_bytes, no_weight, weight_squared, weight_by_caller, offset_in_half, offset_added_twice, other_weight,
+      weight_by_row;
   int64_t row_stride;
   bool transposed;                    /* rows and heads of x have changed places */
   int64_t rows_written, cols_written; /* 0: all */
