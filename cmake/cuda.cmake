@@ -98,6 +98,7 @@ endif()
 # rmsnorm_image(name architectures): cuda/name.fatbin out of src/cuda/name.cu, with machine code for every one of them and
 # PTX. Each is a job of its own, so that all processors are used and no more than the build was told, and has its
 # assembler's report beside it, which scripts/kernels.sh reads.
+# Machine code for an architecture that has PTX, too, is assembled from that: nvcc would make the same on its way.
 function(rmsnorm_image name architectures)
   set(parts "")
   set(images "")
@@ -114,12 +115,19 @@ function(rmsnorm_image name architectures)
       set(output -cubin -gencode=arch=compute_${arch},code=sm_${arch})
       set(kind elf)
     endif()
+    set(source ${PROJECT_SOURCE_DIR}/src/cuda/${name}.cu)
+    set(include -I${PROJECT_SOURCE_DIR}/include -I${PROJECT_SOURCE_DIR}/src -MD -MF ${part}.d -MT ${part})
+    set(depfile DEPFILE ${part}.d)
+    if(kind STREQUAL elf AND arch IN_LIST RMSNORM_CUDA_PTX)
+      set(source ${image_folder}/${name}.${arch}.ptx)
+      set(include "")
+      set(depfile "")
+    endif()
     add_custom_command(OUTPUT ${part} BYPRODUCTS ${part}.report
       COMMAND ${PROJECT_SOURCE_DIR}/scripts/nvcc.sh ${part}.report
-              ${RMSNORM_NVCC} ${nvcc_flags} ${output} -I${PROJECT_SOURCE_DIR}/include -I${PROJECT_SOURCE_DIR}/src
-              -MD -MF ${part}.d -MT ${part} -o ${part} ${PROJECT_SOURCE_DIR}/src/cuda/${name}.cu
-      DEPENDS ${PROJECT_SOURCE_DIR}/src/cuda/${name}.cu ${PROJECT_SOURCE_DIR}/scripts/nvcc.sh
-      DEPFILE ${part}.d
+              ${RMSNORM_NVCC} ${nvcc_flags} ${output} ${include} -o ${part} ${source}
+      DEPENDS ${source} ${PROJECT_SOURCE_DIR}/scripts/nvcc.sh
+      ${depfile}
       COMMENT "Compiling the kernels of ${name} for ${target}"
       VERBATIM)
     list(APPEND parts ${part})
