@@ -117,12 +117,20 @@ static void fill_weight(const values *v, rn_problem *p) {
   p->weight_offset = real(v, RN_TRITON_weight_offset);
 }
 
+/* What forward_few does not ask, because it knows. */
+static void fill_few(const work *w, const values *v, rn_problem *p) {
+  p->rows = w->blocks, p->heads = p->groups = 1, p->cols = p->group_cols;
+  p->weight = pointer(v, RN_TRITON_weight), p->weight_dtype = w->kernel->type, p->weight_offset = -0.0f;
+  p->weight_size = (int32_t)rmsnorm_dtype_bytes(p->weight_dtype);
+  p->round_rstd = RMSNORM_DTYPE_F32;
+}
+
 static void problem_of(const work *w, const values *v, rn_problem *p) {
   const int type = w->kernel->type;
   memset(p, 0, sizeof *p);
 #define VIEW(name) p->name = view_of(v, RN_TRITON_##name, type);
   RN_TRITON_VIEWS(VIEW)
-  p->heads = number(v, RN_TRITON_heads);
+  p->heads = v->of[RN_TRITON_heads] != 0 ? number(v, RN_TRITON_heads) : 1;
   p->groups = v->of[RN_TRITON_groups] != 0 ? number(v, RN_TRITON_groups) : 1;
   p->group_cols = number(v, RN_TRITON_group_cols);
   p->cols = p->groups * p->group_cols;
@@ -139,6 +147,7 @@ static void problem_of(const work *w, const values *v, rn_problem *p) {
   p->live_factor = 1, p->threads = 1;
   fill_weight(v, p);
   fill_quant(v, p);
+  if (w->kernel->family == RN_TRITON_forward_few) fill_few(w, v, p);
 }
 
 /* ------------------------------------------------------------------------------------------------------------------

@@ -179,6 +179,7 @@ static void marshalling(int number) {
       const bool fast = cols % 8 == 0;
       EXPECT(k->family == (!fast          ? RN_TRITON_general_forward
                            : cols >= 8192 ? RN_TRITON_forward_long
+                           : cols == 4096 ? RN_TRITON_forward_few
                                           : RN_TRITON_forward_row));
       EXPECT(l->device == device && l->stream == stream);
       EXPECT(l->blocks[1] == 1 && l->blocks[2] == 1 && l->threads[1] == 1 && l->threads[2] == 1);
@@ -258,7 +259,7 @@ static void argument_size(int number) {
   (void)number;
   use_fake(), fake->argument_bytes = one_more;
   EXPECT(forward() == RMSNORM_ERROR_DEVICE);
-  EXPECT_ERROR("HIP: launching forward_row_");
+  EXPECT_ERROR("HIP: launching forward_few_");
   EXPECT_ERROR("hipErrorInvalidValue (1)");
 }
 
@@ -314,7 +315,7 @@ static void hints(int number) {
   fake->fail_at = fake->calls + 4; /* twice the device, once its properties, the module */
   EXPECT(forward() == RMSNORM_ERROR_DEVICE);
   EXPECT(strcmp(fake->last_call, "hipModuleLoadData") == 0);
-  EXPECT_ERROR("HIP: loading forward_row");
+  EXPECT_ERROR("HIP: loading forward_few");
   if (number == 209) EXPECT_ERROR("hipErrorNoBinaryForGpu (209); the kernels of this build are not for this device");
   if (number == 900) EXPECT_ERROR("(900); call rmsnorm_preload before a graph is captured");
   if (number == 2) EXPECT_ERROR(": error (2)");

@@ -124,6 +124,7 @@ static void marshalling(int number) {
       const rn_triton_kernel *k = kernel_of(l->image);
       EXPECT(k->family == (cols % 8 != 0  ? RN_TRITON_general_forward
                            : cols >= 8192 ? RN_TRITON_forward_long
+                           : cols == 4096 ? RN_TRITON_forward_few
                                           : RN_TRITON_forward_row));
       EXPECT(l->device == device && l->stream == stream);
       EXPECT(l->blocks[1] == 1 && l->blocks[2] == 1 && l->threads[1] == 1 && l->threads[2] == 1);
@@ -134,7 +135,7 @@ static void marshalling(int number) {
       EXPECT(l->attributes == 0 && l->dependent == 0 && l->cluster == 1);
       expect_values(l, 33, cols);
     }
-  EXPECT(fake->attributes_set[0] == 1 && fake->attributes_set[1] == 1); /* the kernel with more than 48 KiB */
+  EXPECT(fake->attributes_set[0] == 2 && fake->attributes_set[1] == 2); /* the kernels with more than 48 KiB */
   EXPECT(no_rows() == RMSNORM_OK && fake->memsets == 1);
   EXPECT(fake->memset8[0].at == (uintptr_t)AT(4) && fake->memset8[0].value == 0);
   EXPECT(fake->memset8[0].bytes == 4096 * 2 && fake->memset8[0].stream == stream);

@@ -8,6 +8,7 @@
 #include "random_problem.h"
 #include "triton/triton.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -56,6 +57,14 @@ static void check_work(const rn_problem *p, const rn_triton_extra *e, const rn_t
     /* fall through */
   case RN_TRITON_forward_long:
     if (k->family == RN_TRITON_forward_long) assert_true(blocks == units && p->group_cols >= k->tile_cols);
+    /* fall through */
+  case RN_TRITON_forward_few:
+    if (k->family == RN_TRITON_forward_few) {
+      assert_true(blocks == units && (int64_t)k->lanes * k->steps >= p->cols && p->heads == 1 && p->groups == 1);
+      assert_true(p->weight != NULL && p->weight_dtype == p->x.dtype && e->live_rows == NULL);
+      assert_true(e->weight_offset == 0 && signbit(e->weight_offset) && e->round_rstd == RMSNORM_DTYPE_F32);
+      assert_int_equal(p->residual.data != NULL, p->residual_out.data != NULL);
+    }
     assert_int_equal(k->type, p->x.dtype);
     assert_int_equal(k->type, p->y.dtype);
     assert_true(k->residual == RN_TRITON_EITHER || k->residual == (p->residual.data != NULL));
@@ -93,7 +102,7 @@ static void check_work(const rn_problem *p, const rn_triton_extra *e, const rn_t
     if (k->family == RN_TRITON_general_backward_dweight)
       assert_int_equal(k->row_lanes, rn_chunks_of(p->dweight_rows, p->dweight_cols).P);
   }
-  if (k->family == RN_TRITON_forward_row || k->family == RN_TRITON_forward_long ||
+  if (k->family == RN_TRITON_forward_row || k->family == RN_TRITON_forward_few || k->family == RN_TRITON_forward_long ||
       (k->family >= RN_TRITON_backward_rows && k->family <= RN_TRITON_backward_long_dx)) {
     assert_true(p->group_cols * p->x.size % 16 == 0 && (uintptr_t)p->x.data % 16 == 0);
     assert_int_equal(k->type, p->x.dtype);
@@ -266,9 +275,16 @@ static void expect_forward(const rmsnorm_forward_args *a, int family, int lanes,
   assert_int_equal(k->steps, steps);
 }
 
+static void expect_long(const rmsnorm_forward_args *a, int32_t least) {
+  rn_triton_plan plan;
+  const rn_triton_kernel *k = first_of(a, h200, &plan);
+  assert_int_equal(k->family, RN_TRITON_forward_long);
+  assert_int_equal(k->tile_cols, least);
+}
+
 static void test_choice(void **state) {
   (void)state;
-  rmsnorm_forward_args a = forward_args(100, 4096);
+  rmsnorm_forward_args a = forward_args(2000, 4096);
   expect_forward(&a, RN_TRITON_forward_row, 1024, 4);
   a = forward_args(100, 4104), expect_forward(&a, RN_TRITON_forward_row, 1024, 8);
   a = forward_args(100, 4100), expect_forward(&a, RN_TRITON_general_forward, 0, 0); /* 8 bytes over a word */
@@ -277,17 +293,19 @@ static void test_choice(void **state) {
   a = forward_args(100, 1024), expect_forward(&a, RN_TRITON_general_forward, 0, 0); /* 256 lanes: there is none */
   a = forward_args(100, 65536), expect_forward(&a, RN_TRITON_forward_long, 0, 0);
   a = forward_args(100, 65544), expect_forward(&a, RN_TRITON_forward_long, 0, 0);
-  a = forward_args(100, 4096);
+  a = forward_args(100, 32760), expect_long(&a, 8192);
+  a = forward_args(100, 32768), expect_long(&a, 32768);
+  a = forward_args(2000, 4096);
   a.x.data = (const char *)a.x.data + 2, expect_forward(&a, RN_TRITON_general_forward, 0, 0);
-  a = forward_args(100, 4096), a.x.row_stride = 4100, expect_forward(&a, RN_TRITON_general_forward, 0, 0);
-  a = forward_args(100, 4096), a.weight = (const char *)a.weight + 8;
+  a = forward_args(2000, 4096), a.x.row_stride = 4100, expect_forward(&a, RN_TRITON_general_forward, 0, 0);
+  a = forward_args(2000, 4096), a.weight = (const char *)a.weight + 8;
   expect_forward(&a, RN_TRITON_general_forward, 0, 0);
-  a = forward_args(100, 4096), a.rstd = (void *)0x400000000004, expect_forward(&a, RN_TRITON_forward_row, 1024, 4);
+  a = forward_args(2000, 4096), a.rstd = (void *)0x400000000004, expect_forward(&a, RN_TRITON_forward_row, 1024, 4);
   a.x.head_stride = 3; /* of one head: not looked at */
   expect_forward(&a, RN_TRITON_forward_row, 1024, 4);
   a.weight_dtype = RMSNORM_DTYPE_F32, expect_forward(&a, RN_TRITON_forward_row, 1024, 4);
   a.weight_dtype = RMSNORM_DTYPE_F16, expect_forward(&a, RN_TRITON_general_forward, 0, 0);
-  a = forward_args(100, 4096), a.y.dtype = RMSNORM_DTYPE_F16, expect_forward(&a, RN_TRITON_general_forward, 0, 0);
+  a = forward_args(2000, 4096), a.y.dtype = RMSNORM_DTYPE_F16, expect_forward(&a, RN_TRITON_general_forward, 0, 0);
   a = forward_args((int64_t)1 << 31, 4096), expect_forward(&a, RN_TRITON_general_forward, 0, 0);
   a = forward_args(((int64_t)1 << 31) - 1, 4096), expect_forward(&a, RN_TRITON_forward_row, 1024, 4);
   /* Fewer programs than 2^31, but a number of rows that 32 bits do not hold. */
@@ -295,20 +313,44 @@ static void test_choice(void **state) {
   a = forward_args(((int64_t)1 << 31) - 1, 64), expect_forward(&a, RN_TRITON_forward_row, 64, 1);
 }
 
+/* Few rows, and one thing more than forward_few does. */
+static void test_few(void **state) {
+  (void)state;
+  const int64_t live = 7;
+  const rmsnorm_launch with_live = {.multiprocessors = 0, .live_rows = &live};
+  rmsnorm_forward_args a = forward_args(1024, 4096);
+  expect_forward(&a, RN_TRITON_forward_few, 1024, 4);
+  a.rstd = (void *)0x400000000004, expect_forward(&a, RN_TRITON_forward_few, 1024, 4);
+  a.numerics.round_xhat = RMSNORM_ROUND_X, expect_forward(&a, RN_TRITON_forward_few, 1024, 4);
+  a.numerics.round_rstd = RMSNORM_ROUND_X, expect_forward(&a, RN_TRITON_forward_row, 1024, 4);
+  a = forward_args(1025, 4096), expect_forward(&a, RN_TRITON_forward_row, 1024, 4);
+  a = forward_args(100, 4096), a.weight = NULL, expect_forward(&a, RN_TRITON_forward_row, 1024, 4);
+  a = forward_args(100, 4096), a.weight_dtype = RMSNORM_DTYPE_F32, expect_forward(&a, RN_TRITON_forward_row, 1024, 4);
+  a = forward_args(100, 4096), a.numerics.weight_offset = 1, expect_forward(&a, RN_TRITON_forward_row, 1024, 4);
+  a = forward_args(100, 4096), a.launch = &with_live, expect_forward(&a, RN_TRITON_forward_row, 1024, 4);
+  a = forward_args(100, 4096), a.residual = a.x, expect_forward(&a, RN_TRITON_forward_row, 1024, 4);
+  a.residual_out = a.y, a.residual_out.data = (char *)a.y.data + ((int64_t)1 << 40);
+  expect_forward(&a, RN_TRITON_forward_few, 1024, 4);
+  a = forward_args(10, 8192), a.heads = 2, a.x.head_stride = a.y.head_stride = 4096, a.cols = 4096;
+  a.x.row_stride = 3 * 4096; /* heads that lie as rows do are rows */
+  expect_forward(&a, RN_TRITON_forward_row, 1024, 4);
+  a = forward_args(10, 8192), a.groups = 2, expect_forward(&a, RN_TRITON_forward_row, 1024, 4);
+}
+
 static void test_limits(void **state) {
   (void)state;
   rn_triton_plan plan;
   rmsnorm_launch launch_of = {1, 5, NULL};
-  rmsnorm_forward_args a = forward_args(100, 4096);
+  rmsnorm_forward_args a = forward_args(2000, 4096);
   a.launch = &launch_of;
   assert_int_equal(first_of(&a, h200, &plan)->family, RN_TRITON_general_forward);
   assert_int_equal(plan.step[0].blocks, 5);
-  launch_of.multiprocessors = 100;
+  launch_of.multiprocessors = 2000;
   assert_int_equal(first_of(&a, h200, &plan)->family, RN_TRITON_forward_row);
   launch_of.multiprocessors = 0, launch_of.live_rows = (const int64_t *)0x500000000000;
   assert_int_equal(first_of(&a, h200, &plan)->family, RN_TRITON_forward_row);
   assert_ptr_equal(plan.extra.live_rows, launch_of.live_rows);
-  assert_int_equal(plan.extra.live_most, 100);
+  assert_int_equal(plan.extra.live_most, 2000);
   /* 2^24 rows of 256 threads are 2^32: one block a row is too many for HIP, and not for CUDA. */
   a = forward_args((int64_t)1 << 24, 4096), a.device = RMSNORM_DEVICE_HIP;
   assert_int_equal(first_of(&a, mi300, &plan)->family, RN_TRITON_general_forward);
@@ -365,6 +407,7 @@ static void test_backward_choice(void **state) {
   assert_int_equal(plan.steps, 3);
   assert_int_equal(rn_triton_kernels[plan.step[0].kernel].family, RN_TRITON_backward_long_sums);
   assert_int_equal(plan.step[0].blocks, 1000);
+  assert_int_equal(rn_triton_kernels[plan.step[0].kernel].tile_cols, 1024); /* many rows: small programs */
   assert_int_equal(rn_triton_kernels[plan.step[1].kernel].family, RN_TRITON_backward_long);
   assert_int_equal(plan.step[1].blocks, rn_chunks_of(1000, 65536).C * 65536 / 2048);
   p.dweight = NULL;
@@ -445,10 +488,11 @@ static void test_values(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_forward),         cmocka_unit_test(test_stats),  cmocka_unit_test(test_backward),
-      cmocka_unit_test(test_kinds),
+      cmocka_unit_test(test_forward),         cmocka_unit_test(test_stats),
+      cmocka_unit_test(test_backward),        cmocka_unit_test(test_kinds),
 #ifdef RN_FIXTURE
-      cmocka_unit_test(test_choice),          cmocka_unit_test(test_limits), cmocka_unit_test(test_targets),
+      cmocka_unit_test(test_choice),          cmocka_unit_test(test_few),
+      cmocka_unit_test(test_limits),          cmocka_unit_test(test_targets),
       cmocka_unit_test(test_backward_choice), cmocka_unit_test(test_values),
 #endif
   };

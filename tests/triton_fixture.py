@@ -59,6 +59,14 @@ def variant(family: str, target: str, parameters: list[dict], when: dict, **more
             "global_scratch": 0, "profile_scratch": 0, "sha256": ""} | usual | more
 
 
+def few(kind: int, tensors: str) -> list[dict]:
+    """The parameters of forward_few: no heads, no live rows, no switches of the weight."""
+    left_out = {"heads", "groups", "units", "live_rows", "live_most", "live_factor", "weight_type", "weight_offset",
+                "weight_head_stride", "weight_group_stride", "round_rstd"}
+    every = fast(kind, tensors, pointers("rstd_out", "*fp32", 4))
+    return [p for p in every if p["name"] not in left_out and not p["name"].endswith("_head_stride")]
+
+
 def variants(target: str) -> list[dict]:
     found = []
     for kind in TYPES:
@@ -69,13 +77,18 @@ def variants(target: str) -> list[dict]:
                 found.append(variant("forward_row", target, parameters,
                                      {"type": kind, "residual": residual, "lanes": lanes, "steps": steps},
                                      tile_rows=tile_rows, warps=1 if lanes == 64 else 4))
-            found.append(variant("forward_long", target, parameters, {"type": kind, "residual": residual, "lanes": 0},
-                                 tile_cols=8192, shared=60000))
+            found.append(variant("forward_few", target, few(kind, tensors),
+                                 {"type": kind, "residual": residual, "lanes": 1024, "steps": 4}))
+            for least in (8192, 32768):
+                found.append(variant("forward_long", target, parameters,
+                                     {"type": kind, "residual": residual, "lanes": 0}, tile_cols=least, shared=60000))
         backward = fast(kind, "x dy dresidual_out dx", pointers("rstd_in partials", "*fp32", 4) +
                         numbers("i64", "chunks unit_rows"))
         for family in ("backward_long_sums", "backward_long", "backward_long_dx"):
-            found.append(variant(family, target, backward + pointers("sums", "*fp32", 4) + numbers("i32", "lanes"),
-                                 {"type": kind, "lanes": 0}, tile_cols=2048, any_grid=1))
+            for tile in (1024, 2048) if family == "backward_long_sums" else (2048,):
+                found.append(variant(family, target,
+                                     backward + pointers("sums", "*fp32", 4) + numbers("i32", "lanes"),
+                                     {"type": kind, "lanes": 0}, tile_cols=tile, any_grid=1))
         for lanes, steps, row_lanes in ((64, 8, 4), (1024, 4, 1), (1024, 8, 1)):
             found.append(variant("backward_rows", target, backward,
                                  {"type": kind, "lanes": lanes, "steps": steps, "row_lanes": row_lanes}))

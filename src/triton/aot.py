@@ -82,8 +82,10 @@ def constants_for(target, variant):
         while constants["Q"] * constants["P"] * constants["W"] // constants["S"] < 64 * 16 // SIZES[variant.type]:
             constants["Q"] *= 2
     if constants.get("STAGES", 1) > 1:
+        # One row fewer than stages lies there: of x and dy, or, with one less again, of the residual's gradient, too.
         row = constants["Q"] * constants["P"] * constants["W"] * constants["J"] * SIZES[variant.type]
-        if target.startswith("gfx") or constants["STAGES"] * 2 * row + 4096 > LOCAL[target]:
+        most = max(2 * (constants["STAGES"] - 1), 3 * max(1, constants["STAGES"] - 2))
+        if target.startswith("gfx") or most * row + 4096 > LOCAL[target]:
             constants["STAGES"] = 1
     return constants
 

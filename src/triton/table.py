@@ -13,9 +13,9 @@ import struct
 import sys
 from pathlib import Path
 
-FAMILIES = ("forward_row", "forward_long", "backward_rows", "backward_long_sums", "backward_long", "backward_long_dx",
-            "dweight_fold", "dweight_sum", "general_forward", "general_backward_sums", "general_backward_dweight",
-            "general_backward_dx")
+FAMILIES = ("forward_row", "forward_few", "forward_long", "backward_rows", "backward_long_sums", "backward_long",
+            "backward_long_dx", "dweight_fold", "dweight_sum", "general_forward", "general_backward_sums",
+            "general_backward_dweight", "general_backward_dx")
 FACTS = ("type", "residual", "lanes", "steps", "row_lanes")
 FOR_READERS = {"tile"}  # tile_cols says it, too
 KINDS = {"i64": "I64", "i32": "I32", "fp32": "F32"}

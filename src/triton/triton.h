@@ -123,6 +123,7 @@ typedef struct rn_triton_parameter {
 enum { RN_TRITON_EITHER = 2 };
 enum rn_triton_family {
   RN_TRITON_forward_row,
+  RN_TRITON_forward_few,
   RN_TRITON_forward_long,
   RN_TRITON_backward_rows,
   RN_TRITON_backward_long_sums,

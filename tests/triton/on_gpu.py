@@ -150,7 +150,7 @@ def measure(shapes, dtype=torch.bfloat16, elements=1 << 28):
         print(line, flush=True)
 
 
-def sweep(shapes=(1024, 4096, 8192, 16384), elements=1 << 27):
+def sweep(shapes=(1024, 4096, 8192), elements=1 << 27):
     """us of other numbers of threads, registers and stages than those of the table, which stand first in each line."""
     pool = [torch.randn(elements, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
     for n in shapes:

@@ -98,7 +98,7 @@ def fast_forward(test, variant, full, turn):
     else:
         lanes, steps = variant.when["lanes"], variant.when["steps"]
         cols = lengths(lanes, steps, run, True)
-        rows = variant.tile_rows + 2 if lanes <= 128 else 5
+        rows = variant.tile_rows + 2 if lanes <= 128 and variant.tile_rows else 5
     kinds = {0: [""], 1: [dtype], BOTH: ["", dtype]}[variant.when["residual"]]
     every = list(itertools.product(cols, kinds))
     for i, (n, residual) in enumerate(every if full else [every[turn % len(every)]], turn):
@@ -106,9 +106,12 @@ def fast_forward(test, variant, full, turn):
                     residual_out=residual if i % 5 else "", align=run, round_sum=STORED if residual and i % 2 else 0,
                     round_xhat=i % 2, round_rstd=int(i % 4 == 3), weight_offset=float(i % 2),
                     eps=(1e-6, 0.0, 1e-30)[i % 3], live=(None, None, rows - 1, None, 0, rows + 9, -3, 1)[i % 8])
-        grid = p.units if variant.family == "forward_long" else -(-p.units // variant.tile_rows)
+        if variant.family == "forward_few":  # what the plan asks of a problem
+            p.weight, p.weight_offset, p.round_rstd, p.live, p.residual_out = dtype, 0.0, 0, None, residual
+        grid = -(-p.units // variant.tile_rows) if variant.tile_rows else p.units
         test.forward(variant, p, grid)
-    if variant.when.get("lanes") == 64:  # heads and groups, each with a weight of its own
+    # Heads and groups, each with a weight of its own.
+    if variant.when.get("lanes") == 64 and variant.family == "forward_row":
         p = Problem(2, 2 * cols[-1] // run * run, x=dtype, y=dtype, weight=dtype, heads=3, groups=2,
                     weight_shape=turn % 3, residual=kinds[-1], residual_out=kinds[-1], align=run)
         if lanes_of(p.group_cols) == lanes and -(-p.group_cols // lanes) <= steps:
@@ -145,8 +148,9 @@ def long_backward(test, full):
     few = (("bf16", 16392, 3), ("f32", 8196, 2), ("f16", 8200, 3))
     more = (("bf16", 33000, 3), ("f32", 65540, 2), ("f16", 16400, 150), ("bf16", 131072, 20), ("f16", 8200, 520))
     for turn, (dtype, cols, rows) in enumerate(few + more if full else few):
-        sums, columns, dx = (named(family, type=CODES[dtype]) for family in (
-            "backward_long_sums", "backward_long", "backward_long_dx"))
+        columns, dx = (named(family, type=CODES[dtype]) for family in ("backward_long", "backward_long_dx"))
+        of_sums = [v for v in VARIANTS if v.family == "backward_long_sums" and v.type == CODES[dtype] and
+                   v.tile_cols <= lanes_of(cols)]
         for i, wants in enumerate(("both", "dx", "dweight"), turn):
             if not full and wants == "dweight" and turn:
                 continue
@@ -158,9 +162,9 @@ def long_backward(test, full):
             if wants == "dx":
                 test.backward([dx], p, [2])
             else:
-                test.backward([sums, columns], p, [3, 5])
+                test.backward([of_sums[i % len(of_sums)], columns], p, [3, 5])
         if not turn or full:
-            many_rows_a_chunk(test, dtype, sums, columns)
+            many_rows_a_chunk(test, dtype, of_sums[0], columns)
 
 
 def chunk_sums(test, full):
@@ -274,7 +278,8 @@ def main():
     test = Tester(portable.Library(), args.seed)
     started = time.time()
     print(f"seed {args.seed}")
-    families = {"forward_row": fast_forward, "forward_long": fast_forward, "backward_rows": fast_backward}
+    families = {"forward_row": fast_forward, "forward_few": fast_forward,
+                "forward_long": fast_forward, "backward_rows": fast_backward}
     for turn, variant in enumerate(VARIANTS):
         if variant.family in families and (not args.names or any(variant.name.startswith(n) for n in args.names)):
             families[variant.family](test, variant, args.full, turn)

@@ -7,7 +7,8 @@
 dweight is a sum over rows, and its bits must not depend on how many programs share the work. So the rows are dealt out
 by a rule of their own (`Chunks`), a program takes one chunk, keeps the chunk's sum of every column in registers, and
 writes it once; `dweight_sum` adds the chunks as a plain tree. No atomics: they add in a different order each time. Of
-short rows a program takes Q chunks side by side, and cuts their lanes into S tiles (see forward.py).
+short rows a program takes Q chunks side by side, and cuts their lanes into S tiles (see forward.py). While a row is
+worked on, the next ones are on their way to local memory (`num_stages`).
 
 x here is what was normalised: with a fused residual the saved sum. rstd may be saved too; where it is not, or belongs
 to a rescued row, it is computed again, to the same bits.
@@ -37,7 +38,6 @@ from .canonical import (
     present,
     rescue_exponent,
     rescued,
-    widen_again,
 )
 from .forward import fetch_weight, place, widen_weight
 
@@ -135,11 +135,58 @@ def xhat_of(x, power, r, SIMPLE: tl.constexpr):
 
 
 @triton.jit
-def row_of(xs, dys, ws, sums, incoming, has_incoming, into, power, r, divisor, group_cols, live, has_dx,
+def words(pointer):
+    """Narrow numbers are read as words of two: see widened."""
+    if pointer.dtype.element_ty == tl.float32:
+        return pointer
+    else:
+        return pointer.to(tl.pointer_type(tl.int32), bitcast=True)
+
+
+@triton.jit
+def absent_word(T: tl.constexpr):
+    """-0, or a word of two."""
+    if T == tl.float32:
+        return negative_zero()
+    else:
+        return tl.full((), -0x7FFF8000, tl.int32)
+
+
+@triton.jit
+def columns_of(t, group_cols, T: tl.constexpr, V: tl.constexpr):
+    """The words of tile t, and which of them there are. Rows are whole words."""
+    HALF: tl.constexpr = 1 if T == tl.float32 else 2
+    word = t * (V // HALF) + tl.arange(0, V // HALF)[None, :]
+    return word, word < group_cols // HALF
+
+
+@triton.jit
+def widened(raw, nothing, T: tl.constexpr):
+    """[R, V // 2] words as [R, V] numbers in float32. `nothing` is 0, but the compiler does not know: without it, it
+    would keep what it has widened for the dot until dx is made, in twice the registers.
+
+    Two numbers are taken out of a word by two instructions; a compiler that is given single numbers takes three, and
+    a register for each number on the way."""
+    if T == tl.float32:
+        return raw
+    else:
+        raw = raw | nothing
+        if T == tl.bfloat16:
+            low = (raw << 16).to(tl.float32, bitcast=True)
+            high = (raw & -65536).to(tl.float32, bitcast=True)
+        else:
+            low = raw.to(tl.int16).to(T, bitcast=True).to(tl.float32)
+            high = (raw >> 16).to(tl.int16).to(T, bitcast=True).to(tl.float32)
+        return tl.reshape(tl.join(low, high), [raw.shape[0], 2 * raw.shape[1]])
+
+
+@triton.jit
+def row_of(xs, dys, mores, ws, sums, into, power, r, divisor, group_cols, live, has_dx, nothing,
            SIMPLE: tl.constexpr, R: tl.constexpr, V: tl.constexpr, J: tl.constexpr, S: tl.constexpr):
     """dx of R rows, stored, and their products added to the sums of dweight, which it returns.
 
     Tile t of a row is its step j = t // S and part s = t % S; the sums are in the order of (s, j), as they are made.
+    `mores`: what has to be added to dx; nothing, or tiles like xs.
     """
     T: tl.constexpr = into.dtype.element_ty
     dots = ()
@@ -147,25 +194,119 @@ def row_of(xs, dys, ws, sums, incoming, has_incoming, into, power, r, divisor, g
     for s in tl.static_range(S):
         lanes = tl.zeros([R, V], tl.float32)
         for j in tl.static_range(J):
-            xhat = xhat_of(xs[j * S + s].to(tl.float32), power, r, SIMPLE)
-            g = dys[j * S + s].to(tl.float32)
+            xhat = xhat_of(widened(xs[j * S + s], 0, T), power, r, SIMPLE)
+            g = widened(dys[j * S + s], 0, T)
             lanes = tl.fma(g * ws[j * S + s], xhat, lanes)
             next_sums = next_sums + (tl.fma(g, xhat, sums[s * J + j]),)
-        dots = dots + (pairwise(lanes),)
+        dots = dots + (pairwise(lanes, True),)
     by_dot = negated(tl.math.div_rn(folded(dots, S), divisor))[:, None]
-    mores = ()
     for t in tl.static_range(J * S):
         col = t * V + tl.arange(0, V)[None, :]
-        mask = (col < group_cols) & live & has_incoming
-        mores = mores + (tl.load(incoming + col, mask=mask, other=negative_zero().to(T)),)
-    for t in tl.static_range(J * S):
-        col = t * V + tl.arange(0, V)[None, :]
-        k = tl.fma(xhat_of(widen_again(xs[t]), power, r, SIMPLE), by_dot, widen_again(dys[t]) * ws[t])
+        k = tl.fma(xhat_of(widened(xs[t], nothing, T), power, r, SIMPLE), by_dot, widened(dys[t], nothing, T) * ws[t])
         du = r * k
         if SIMPLE == 0:
             du = du * power
-        tl.store(into + col, (du + mores[t].to(tl.float32)).to(T), mask=(col < group_cols) & live & has_dx)
+        if len(mores) > 0:
+            du = du + widened(mores[t], 0, T)
+        tl.store(into + col, du.to(T), mask=(col < group_cols) & live & has_dx)
     return next_sums
+
+
+@triton.jit
+def unit_of(member, chunk, chunks, unit_rows, unit_shift):
+    """The row of a chunk's member. unit_rows is a power of two, 2^unit_shift: no division in the loop over rows."""
+    return (((member >> unit_shift) * chunks + chunk) << unit_shift) + (member & (unit_rows - 1))
+
+
+@triton.jit
+def all_ordinary(rstd_in, has_rstd, deal, P: tl.constexpr, K: tl.constexpr):
+    """Whether rstd is saved for every row of these chunks, and none of them is rescued.
+
+    Asked before the loop over rows, so that what is seldom wanted takes no register in it."""
+    chunk, members, chunks, unit_rows, unit_shift = deal
+    seen = has_rstd
+    if has_rstd:
+        R: tl.constexpr = chunk.shape[0]
+        strange = tl.zeros([R, K], tl.int32)
+        for start in range(0, tl.max(members, 0), P * K):
+            # The row lanes of a chunk share its members.
+            member = (start + (tl.arange(0, R) % P)[:, None]) + P * tl.arange(0, K)[None, :]
+            unit = unit_of(member, chunk[:, None], chunks, unit_rows, unit_shift)
+            r = tl.load(rstd_in + unit, mask=member < members[:, None], other=1.0)
+            strange = tl.where((r >= RSTD_MIN) & (r <= RSTD_MAX), strange, 1)
+        seen = tl.max(tl.max(strange, 1), 0) == 0
+    return seen
+
+
+@triton.jit
+def weights_of(weight, weight_type, weight_offset, group_cols, R: tl.constexpr, V: tl.constexpr, TILES: tl.constexpr):
+    """Of every tile, a row for each of its rows, so that they lie in the threads as the tile does. -1 past the last
+    column: t is -0 there, xhat +0, and adding their product changes no dot."""
+    ws = ()
+    for t in tl.static_range(TILES):
+        col = t * V + tl.arange(0, V)[None, :] + tl.zeros([R, 1], tl.int32)
+        w = fetch_weight(weight, weight_type, col, col < group_cols)
+        w = widen_weight(w, weight, weight_type, weight_offset, col, col < group_cols)
+        ws = ws + (tl.where(col < group_cols, w, -1.0),)
+    return ws
+
+
+@triton.jit
+def chunk_sums(problem, deal, has_dx, has_incoming, has_rstd, SIMPLE: tl.constexpr, INCOMING: tl.constexpr,
+               P: tl.constexpr, R: tl.constexpr, V: tl.constexpr, J: tl.constexpr, S: tl.constexpr,
+               STAGES: tl.constexpr):
+    """dx of all rows of R / P chunks, and what the chunks add to dweight. SIMPLE: every row's rstd is saved and
+    ordinary; otherwise registers are short, and the weight is read again for every row, out of the cache. INCOMING:
+    there is something to add to dx, or, where not SIMPLE, there may be."""
+    (x, weight, dy, dresidual_out, dx, rstd_in, x_row_stride, x_head_stride, dy_row_stride, dy_head_stride,
+     dresidual_out_row_stride, dresidual_out_head_stride, dx_row_stride, dx_head_stride, heads, group_cols, divisor,
+     eps, weight_offset, weight_type) = problem
+    chunk, members, chunks, unit_rows, unit_shift = deal
+    T: tl.constexpr = x.dtype.element_ty
+    sums = ()
+    for t in tl.static_range(J * S):
+        sums = sums + (tl.zeros([R, V], tl.float32),)
+    if SIMPLE:
+        ws = weights_of(weight, weight_type, weight_offset, group_cols, R, V, J * S)
+    for i in tl.range(0, tl.max(members, 0), P, num_stages=STAGES):
+        member = i + tl.arange(0, R) % P
+        unit = unit_of(member, chunk, chunks, unit_rows, unit_shift)
+        live = member < members
+        token, head, _ = place(unit, heads, 1)
+        x_row = x + (token * x_row_stride + head * x_head_stride)[:, None]
+        dy_row = dy + (token * dy_row_stride + head * dy_head_stride)[:, None]
+        incoming = dresidual_out + (token * dresidual_out_row_stride + head * dresidual_out_head_stride)[:, None]
+        into = dx + (token * dx_row_stride + head * dx_head_stride)[:, None]
+        xs = ()
+        dys = ()
+        mores = ()
+        for t in tl.static_range(J * S):
+            word, there = columns_of(t, group_cols, T, V)
+            mask = there & live[:, None]
+            # 0 costs nothing where nothing is read; any other number is a choice for every element.
+            xs = xs + (tl.load(words(x_row) + word, mask=mask, other=0),)
+            dys = dys + (tl.load(words(dy_row) + word, mask=mask, other=0),)
+            if INCOMING and SIMPLE:
+                mores = mores + (tl.load(words(incoming) + word, mask=mask, other=0),)
+            elif INCOMING:
+                more = tl.load(words(incoming) + word, mask=mask & has_incoming, other=0)
+                mores = mores + (tl.where(has_incoming, more, absent_word(T)),)
+        power = tl.full([R], 1.0, tl.float32)
+        if SIMPLE:
+            r = tl.load(rstd_in + unit, mask=live, other=1.0)
+        else:
+            r = tl.load(rstd_in + unit, mask=live & has_rstd, other=0.0)
+            missing = (((r >= RSTD_MIN) & (r <= RSTD_MAX)) == 0) & live
+            if tl.max(missing.to(tl.int32), 0) != 0:
+                power2, r2 = statistic(x_row, live[:, None], group_cols, missing, divisor, eps, V, S)
+                power = tl.where(missing, power2, power)
+                r = tl.where(missing, r2, r)
+            ws = weights_of(weight, weight_type, weight_offset, group_cols, R, V, J * S)
+        # A row that is not there has g = +0 and xhat = -0: adding their product changes no sum, not even one of -0.
+        r = tl.where(live, r, -1.0)
+        sums = row_of(xs, dys, mores, ws, sums, into, power[:, None], r[:, None], divisor, group_cols, live[:, None],
+                      has_dx, (unit >> 31)[:, None], SIMPLE, R, V, J, S)
+    return sums
 
 
 @triton.jit(do_not_specialize=RUN_TIME)
@@ -176,60 +317,32 @@ def backward_rows(x, weight, dy, dresidual_out, dx, rstd_in, partials,
                   P: tl.constexpr, Q: tl.constexpr, W: tl.constexpr, J: tl.constexpr, S: tl.constexpr,
                   STAGES: tl.constexpr):
     """Q chunks a program, P rows of each at a time: row lane i takes the rows i, i + P, ... of its chunk."""
-    T: tl.constexpr = x.dtype.element_ty
     R: tl.constexpr = Q * P
     V: tl.constexpr = W // S
     TILES: tl.constexpr = J * S
     has_dx = present(dx)
     has_incoming = present(dresidual_out)
     has_rstd = present(rstd_in)
-    absent = negative_zero().to(T)
+    # log2, from the exponent of the number.
+    unit_shift = (tl.full((), 0.0, tl.float32) + unit_rows).to(tl.int32, bitcast=True) // 8388608 - 127
     lane = tl.arange(0, V)[None, :]
-    ws = ()
-    for t in tl.static_range(TILES):
-        col = t * V + lane
-        w = fetch_weight(weight, weight_type, col, col < group_cols)
-        w = widen_weight(w, weight, weight_type, weight_offset, col, col < group_cols)
-        # 1 past the last column: t is +0 there, xhat -0, and adding their product changes nothing.
-        ws = ws + (tl.where(col < group_cols, w, 1.0),)
-
+    problem = (x, weight, dy, dresidual_out, dx, rstd_in, x_row_stride, x_head_stride, dy_row_stride, dy_head_stride,
+               dresidual_out_row_stride, dresidual_out_head_stride, dx_row_stride, dx_head_stride, heads, group_cols,
+               divisor, eps, weight_offset, weight_type)
     for first in range(tl.program_id(0) * Q, chunks, tl.num_programs(0) * Q):
         chunk = first + tl.arange(0, R) // P
         members = tl.where(chunk < chunks, chunk_rows(chunk, units, chunks, unit_rows), 0)
-        sums = ()
-        for t in tl.static_range(TILES):
-            sums = sums + (tl.zeros([R, V], tl.float32),)
-
-        for i in tl.range(0, tl.max(members, 0), P, num_stages=STAGES):
-            member = i + tl.arange(0, R) % P
-            unit = (member // unit_rows * chunks + chunk) * unit_rows + member % unit_rows
-            live = member < members
-            token, head, _ = place(unit, heads, 1)
-            x_row = x + (token * x_row_stride + head * x_head_stride)[:, None]
-            dy_row = dy + (token * dy_row_stride + head * dy_head_stride)[:, None]
-            incoming = dresidual_out + (token * dresidual_out_row_stride + head * dresidual_out_head_stride)[:, None]
-            into = dx + (token * dx_row_stride + head * dx_head_stride)[:, None]
-            xs = ()
-            dys = ()
-            for t in tl.static_range(TILES):
-                col = t * V + lane
-                mask = (col < group_cols) & live[:, None]
-                xs = xs + (tl.load(x_row + col, mask=mask, other=absent),)
-                dys = dys + (tl.load(dy_row + col, mask=mask, other=0.0),)
-            r = tl.load(rstd_in + unit, mask=live & has_rstd, other=0.0)
-            power = tl.full([R], 1.0, tl.float32)
-            missing = ((r < RSTD_MIN) | (r > RSTD_MAX) | (r != r)) & live
-            if tl.max(missing.to(tl.int32), 0) != 0:
-                power2, r2 = statistic(x_row, live[:, None], group_cols, missing, divisor, eps, V, S)
-                power = tl.where(missing, power2, power)
-                r = tl.where(missing, r2, r)
-            r = tl.where(live, r, 1.0)
-            if tl.max((power != 1.0).to(tl.int32), 0) == 0:
-                sums = row_of(xs, dys, ws, sums, incoming, has_incoming, into, power[:, None], r[:, None], divisor,
-                              group_cols, live[:, None], has_dx, True, R, V, J, S)
+        deal = (chunk, members, chunks, unit_rows, unit_shift)
+        # Three loops, so that the usual one has nothing in it that is seldom wanted. Where three tensors are read, a
+        # row less of each is under way: local memory is for as many words either way.
+        if all_ordinary(rstd_in, has_rstd, deal, P, 128 // R):
+            if has_incoming:
+                sums = chunk_sums(problem, deal, has_dx, True, True, True, True, P, R, V, J, S,
+                                  STAGES - 1 if STAGES > 2 else STAGES)
             else:
-                sums = row_of(xs, dys, ws, sums, incoming, has_incoming, into, power[:, None], r[:, None], divisor,
-                              group_cols, live[:, None], has_dx, False, R, V, J, S)
+                sums = chunk_sums(problem, deal, has_dx, False, True, True, False, P, R, V, J, S, STAGES)
+        else:
+            sums = chunk_sums(problem, deal, has_dx, has_incoming, has_rstd, False, True, P, R, V, J, S, 1)
 
         if present(partials):
             into_chunk = (first + tl.arange(0, Q))[:, None]

@@ -48,17 +48,25 @@ def levels_of(n):
 
 
 @triton.jit
-def pairwise(lanes):
+def pairwise(lanes, SPREAD: tl.constexpr = False):
     """[R, W] -> [R]: neighbours, then neighbouring results, until one number is left [1.2].
 
     `tl.sum(lanes, 1)` would add in an order that depends on the layout, which is the compiler's business. A sum of two
     numbers has one order only, so the tree is written as sums of two.
+
+    SPREAD: a row is spread over several warps, and sums of two would meet in shared memory on every level above a
+    warp. `tl.split` brings the last 32 numbers to every warp at once. It takes registers, so it is not for kernels
+    that have none left.
     """
     R: tl.constexpr = lanes.shape[0]
     W: tl.constexpr = lanes.shape[1]
     LEVELS: tl.constexpr = levels_of(W)
     for level in tl.static_range(LEVELS):
-        lanes = tl.sum(tl.reshape(lanes, [R, W >> (level + 1), 2]), 2)
+        if SPREAD and R == 1 and W >= 512 and W >> level == 32:
+            left, right = tl.split(tl.reshape(lanes, [R, W >> (level + 1), 2]))
+            lanes = left + right
+        else:
+            lanes = tl.sum(tl.reshape(lanes, [R, W >> (level + 1), 2]), 2)
     return tl.reshape(lanes, [R])
 
 

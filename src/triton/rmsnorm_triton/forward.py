@@ -28,6 +28,7 @@ import triton.language as tl
 import triton
 
 from .canonical import (
+    BF16,
     F32,
     exp2i,
     folded,
@@ -46,6 +47,8 @@ from .canonical import (
 # are left to Triton, which compiles once for those that are multiples of 16.)
 RUN_TIME = ["units", "heads", "groups", "live_most", "live_factor", "weight_type", "round_sum", "round_xhat",
             "round_rstd"]
+
+KEEP, DROP = tl.constexpr(1), tl.constexpr(2)  # hints for the cache: it is read again, it is not
 
 
 @triton.jit
@@ -105,12 +108,14 @@ def rounded(v, on, T: tl.constexpr):
 
 
 @triton.jit
-def load_sum(x, residual, at, mask, has_residual, rounds_sum, HAS_RESIDUAL: tl.constexpr):
+def load_sum(x, residual, at, mask, has_residual, rounds_sum, HAS_RESIDUAL: tl.constexpr, HINT: tl.constexpr = 0):
     """u [1.1]: x as it is stored, to be widened where it is used; with a residual the sum, in float32."""
-    u = tl.load(x + at, mask=mask, other=0.0)
+    policy: tl.constexpr = "evict_last" if HINT == KEEP else "evict_first" if HINT == DROP else ""
+    u = tl.load(x + at, mask=mask, other=0.0, eviction_policy=policy)
     if HAS_RESIDUAL:
         absent = negative_zero().to(x.dtype.element_ty)
-        s = u.to(tl.float32) + tl.load(residual + at, mask=mask & has_residual, other=absent).to(tl.float32)
+        more = tl.load(residual + at, mask=mask & has_residual, other=absent, eviction_policy=policy)
+        s = u.to(tl.float32) + more.to(tl.float32)
         u = rounded(s, rounds_sum, x.dtype.element_ty)
     return u
 
@@ -157,47 +162,21 @@ def store_row(y, residual_out, keeps_sum, us, ws, power, r, round_xhat, weight, 
         tl.store(y + col, v.to(T), mask=mask)
 
 
-@triton.jit(do_not_specialize=RUN_TIME)
-def forward_row(x, residual, weight, y, residual_out, rstd_out, live_rows,
-                x_row_stride, x_head_stride, residual_row_stride, residual_head_stride, y_row_stride, y_head_stride,
-                residual_out_row_stride, residual_out_head_stride, weight_head_stride, weight_group_stride,
-                units, heads, groups, live_most, live_factor, group_cols, divisor, eps, weight_offset, weight_type,
-                round_sum, round_xhat, round_rstd, HAS_RESIDUAL: tl.constexpr, R: tl.constexpr, W: tl.constexpr,
-                J: tl.constexpr, S: tl.constexpr):
-    """R rows a program, each of at most J * W columns, which stay in registers as J * S tiles of V."""
-    T: tl.constexpr = x.dtype.element_ty
-    V: tl.constexpr = W // S
-    TILES: tl.constexpr = J * S
-    has_residual = present(residual)
-    keeps_sum = present(residual_out)
-    units = live_units(units, heads, groups, live_rows, live_most, live_factor)
-    unit = tl.program_id(0) * R + tl.arange(0, R)
-    token, head, group = place(unit, heads, groups)
+@triton.jit
+def finish_rows(us, ws, unit, units, y, residual_out, rstd_out, keeps_sum, divisor, eps, round_xhat, round_rstd, weight,
+                weight_type, weight_offset, at_weight, group_cols, HAS_RESIDUAL: tl.constexpr, PLAIN: tl.constexpr,
+                R: tl.constexpr, V: tl.constexpr, J: tl.constexpr, S: tl.constexpr):
+    """Everything but the loads: the statistic of R rows that are in registers, and what becomes of them. PLAIN: the
+    weight is known to be what is_simple asks for, and registers are plenty."""
+    T: tl.constexpr = y.dtype.element_ty
     live = (unit < units)[:, None]
-    first = group * group_cols
-    x += (token * x_row_stride + head * x_head_stride + first)[:, None]
-    y += (token * y_row_stride + head * y_head_stride + first)[:, None]
-    if HAS_RESIDUAL:
-        residual += (token * residual_row_stride + head * residual_head_stride + first)[:, None]
-        residual_out += (token * residual_out_row_stride + head * residual_out_head_stride + first)[:, None]
-    at_weight = (head * weight_head_stride + group * weight_group_stride)[:, None]
-    lane = tl.arange(0, V)[None, :]
-
-    # Everything that is read is asked for before anything is computed: the weight, too, is there when it is needed.
-    us = ()
-    ws = ()
-    for t in tl.static_range(TILES):
-        col = t * V + lane
-        mask = (col < group_cols) & live
-        ws = ws + (fetch_weight(weight, weight_type, at_weight + col, mask),)
-        us = us + (load_sum(x, residual, col, mask, has_residual, round_sum > F32, HAS_RESIDUAL),)
     sums = ()
     for s in tl.static_range(S):
         lanes = tl.zeros([R, V], tl.float32)
         for j in tl.static_range(J):
             wide = us[j * S + s].to(tl.float32)
             lanes = tl.fma(wide, wide, lanes)
-        sums = sums + (pairwise(lanes),)
+        sums = sums + (pairwise(lanes, PLAIN),)
     v = tl.math.div_rn(folded(sums, S), divisor) + eps
     power = tl.full([R], 1.0, tl.float32)
     r = isqrt(v)
@@ -206,7 +185,7 @@ def forward_row(x, residual, weight, y, residual_out, rstd_out, live_rows,
     any_bad = tl.max(bad.to(tl.int32), 0)
     if any_bad != 0:  # rare: squares overflowed or vanished, or something is not finite
         most = tl.zeros([R, V], tl.int32)
-        for t in tl.static_range(TILES):
+        for t in tl.static_range(J * S):
             most = tl.maximum(most, magnitude(widen_again(us[t])))
         greatest = tl.max(most, 1)
         e = rescue_exponent(greatest, eps)
@@ -226,21 +205,87 @@ def forward_row(x, residual, weight, y, residual_out, rstd_out, live_rows,
     power = power[:, None]
     tl.store(rstd_out + unit, rounded(rstd, round_rstd > F32, T), mask=(unit < units) & present(rstd_out))
 
-    if is_simple(weight, weight_type, weight_offset) & (any_bad == 0):
+    usual = any_bad == 0
+    if PLAIN == 0:
+        usual = usual & is_simple(weight, weight_type, weight_offset)
+    if usual:
         if (round_xhat > F32) & (T != tl.float32):
             store_row(y, residual_out, keeps_sum, us, ws, power, r, round_xhat, weight, weight_type, weight_offset,
-                      at_weight, group_cols, live, True, True, HAS_RESIDUAL, V, TILES)
+                      at_weight, group_cols, live, True, True, HAS_RESIDUAL, V, J * S)
         else:
             store_row(y, residual_out, keeps_sum, us, ws, power, r, round_xhat, weight, weight_type, weight_offset,
-                      at_weight, group_cols, live, True, False, HAS_RESIDUAL, V, TILES)
+                      at_weight, group_cols, live, True, False, HAS_RESIDUAL, V, J * S)
     else:
         store_row(y, residual_out, keeps_sum, us, ws, power, r, round_xhat, weight, weight_type, weight_offset,
-                  at_weight, group_cols, live, False, False, HAS_RESIDUAL, V, TILES)
+                  at_weight, group_cols, live, False, False, HAS_RESIDUAL, V, J * S)
+
+
+@triton.jit(do_not_specialize=RUN_TIME)
+def forward_row(x, residual, weight, y, residual_out, rstd_out, live_rows,
+                x_row_stride, x_head_stride, residual_row_stride, residual_head_stride, y_row_stride, y_head_stride,
+                residual_out_row_stride, residual_out_head_stride, weight_head_stride, weight_group_stride,
+                units, heads, groups, live_most, live_factor, group_cols, divisor, eps, weight_offset, weight_type,
+                round_sum, round_xhat, round_rstd, HAS_RESIDUAL: tl.constexpr, R: tl.constexpr, W: tl.constexpr,
+                J: tl.constexpr, S: tl.constexpr):
+    """R rows a program, each of at most J * W columns, which stay in registers as J * S tiles of V."""
+    V: tl.constexpr = W // S
+    has_residual = present(residual)
+    keeps_sum = present(residual_out)
+    units = live_units(units, heads, groups, live_rows, live_most, live_factor)
+    unit = tl.program_id(0) * R + tl.arange(0, R)
+    token, head, group = place(unit, heads, groups)
+    live = (unit < units)[:, None]
+    first = group * group_cols
+    x += (token * x_row_stride + head * x_head_stride + first)[:, None]
+    y += (token * y_row_stride + head * y_head_stride + first)[:, None]
+    if HAS_RESIDUAL:
+        residual += (token * residual_row_stride + head * residual_head_stride + first)[:, None]
+        residual_out += (token * residual_out_row_stride + head * residual_out_head_stride + first)[:, None]
+    at_weight = (head * weight_head_stride + group * weight_group_stride)[:, None]
+    lane = tl.arange(0, V)[None, :]
+
+    # Everything that is read is asked for before anything is computed: the weight, too, is there when it is needed.
+    us = ()
+    ws = ()
+    for t in tl.static_range(J * S):
+        col = t * V + lane
+        mask = (col < group_cols) & live
+        ws = ws + (fetch_weight(weight, weight_type, at_weight + col, mask),)
+        us = us + (load_sum(x, residual, col, mask, has_residual, round_sum > F32, HAS_RESIDUAL),)
+    finish_rows(us, ws, unit, units, y, residual_out, rstd_out, keeps_sum, divisor, eps, round_xhat, round_rstd, weight,
+                weight_type, weight_offset, at_weight, group_cols, HAS_RESIDUAL, False, R, V, J, S)
+
+
+@triton.jit(do_not_specialize=RUN_TIME)
+def forward_few(x, residual, weight, y, residual_out, rstd_out,
+                x_row_stride, residual_row_stride, y_row_stride, residual_out_row_stride,
+                group_cols, divisor, eps, round_sum, round_xhat, HAS_RESIDUAL: tl.constexpr, W: tl.constexpr,
+                J: tl.constexpr):
+    """forward_row for a launch that lasts as long as one row: nothing is asked that the plan knows. A row a program,
+    one head, one group, a weight of the kernel's type without offset, all rows live, rstd not rounded; with a residual
+    its sum is kept."""
+    unit = tl.program_id(0) + tl.arange(0, 1)
+    row = unit.to(tl.int64)[:, None]
+    x += row * x_row_stride
+    y += row * y_row_stride
+    if HAS_RESIDUAL:
+        residual += row * residual_row_stride
+        residual_out += row * residual_out_row_stride
+    us = ()
+    ws = ()
+    for t in tl.static_range(J):
+        col = t * W + tl.arange(0, W)[None, :]
+        us = us + (load_sum(x, residual, col, col < group_cols, True, round_sum > F32, HAS_RESIDUAL),)
+        ws = ws + (tl.load(weight + col, mask=col < group_cols, other=1.0),)
+    # A code that says that the weight is of the kernel's type: every narrow one does, beside narrow tensors.
+    own: tl.constexpr = F32 if weight.dtype.element_ty == tl.float32 else BF16
+    finish_rows(us, ws, unit, unit + 1, y, residual_out, rstd_out, True, divisor, eps, round_xhat, F32, weight, own,
+                negative_zero(), 0, group_cols, HAS_RESIDUAL, True, 1, W, J, 1)
 
 
 @triton.jit
 def long_sum(x, residual, group_cols, lanes, scale, has_residual, rounds_sum, SCALED: tl.constexpr,
-             HAS_RESIDUAL: tl.constexpr, W: tl.constexpr, U: tl.constexpr):
+             HAS_RESIDUAL: tl.constexpr, W: tl.constexpr, U: tl.constexpr, HINT: tl.constexpr = 0):
     """The canonical sum of squares of a row too long for registers; SCALED: of (u * scale)^2.
 
     W lanes at a time are finished, U elements of each under way, and folded to one number; those are folded in the end.
@@ -254,7 +299,8 @@ def long_sum(x, residual, group_cols, lanes, scale, has_residual, rounds_sum, SC
             us = ()
             for k in tl.static_range(U):
                 col = start + k * lanes + lane
-                us = us + (load_sum(x, residual, col, col < group_cols, has_residual, rounds_sum, HAS_RESIDUAL),)
+                us = us + (load_sum(x, residual, col, col < group_cols, has_residual, rounds_sum, HAS_RESIDUAL,
+                                    HINT),)
             for k in tl.static_range(U):
                 wide = us[k].to(tl.float32)
                 if SCALED:
@@ -287,15 +333,15 @@ def store_long(y, residual_out, keeps_sum, x, residual, has_residual, rounds_sum
         for k in tl.static_range(U):
             col = start + k * W + lane
             ws = ws + (fetch_weight(weight, weight_type, at_weight + col, col < group_cols),)
-            us = us + (load_sum(x, residual, col, col < group_cols, has_residual, rounds_sum, HAS_RESIDUAL),)
+            us = us + (load_sum(x, residual, col, col < group_cols, has_residual, rounds_sum, HAS_RESIDUAL, DROP),)
         for k in tl.static_range(U):
             col = start + k * W + lane
             mask = col < group_cols
             v = normed(us[k], ws[k], power, r, round_xhat, weight, weight_type, weight_offset, at_weight + col, mask,
                        SIMPLE, ROUND, T)
             if HAS_RESIDUAL:
-                tl.store(residual_out + col, us[k].to(T), mask=mask & keeps_sum)
-            tl.store(y + col, v.to(T), mask=mask)
+                tl.store(residual_out + col, us[k].to(T), mask=mask & keeps_sum, eviction_policy="evict_first")
+            tl.store(y + col, v.to(T), mask=mask, eviction_policy="evict_first")
 
 
 @triton.jit(do_not_specialize=RUN_TIME)
@@ -305,7 +351,8 @@ def forward_long(x, residual, weight, y, residual_out, rstd_out, live_rows,
                  units, heads, groups, live_most, live_factor, group_cols, lanes, divisor, eps, weight_offset,
                  weight_type, round_sum, round_xhat, round_rstd, HAS_RESIDUAL: tl.constexpr, W: tl.constexpr,
                  U: tl.constexpr):
-    """One row a program, read twice: once for the sum, once (out of the cache) for the result."""
+    """One row a program, read twice: once for the sum, once (out of the cache) for the result. The cache is told to
+    keep the row until then, and not what is written."""
     T: tl.constexpr = x.dtype.element_ty
     has_residual = present(residual)
     keeps_sum = present(residual_out)
@@ -321,7 +368,8 @@ def forward_long(x, residual, weight, y, residual_out, rstd_out, live_rows,
     residual_out += token * residual_out_row_stride + head * residual_out_head_stride + first
     at_weight = head * weight_head_stride + group * weight_group_stride
 
-    total = long_sum(x, residual, group_cols, lanes, 1.0, has_residual, rounds_sum, False, HAS_RESIDUAL, W, U)
+    total = long_sum(x, residual, group_cols, lanes, 1.0, has_residual, rounds_sum, False, HAS_RESIDUAL, W, U,
+                     KEEP)
     v = tl.math.div_rn(total, divisor) + eps
     power = tl.full((), 1.0, tl.float32)
     r = isqrt(v)

@@ -12,6 +12,7 @@ from .variants import BOTH, VARIANTS
 
 DTYPES = {torch.float32: 1, torch.float16: 2, torch.bfloat16: 3}
 MANY_CHUNKS = 256  # from so many on their sum is made in two steps
+FEW = 512  # less rows than this do not fill a GPU
 _absent = {}
 
 
@@ -38,11 +39,23 @@ def find(family, dtype, lanes, steps, residual=None):
     return best
 
 
-def _long(family, dtype, lanes, n):
-    variant = find(family, dtype, lanes, 0)
-    if variant is None or lanes < variant.tile_cols:
-        raise ValueError(f"no kernel of this file takes rows of {n} columns backward")
-    return variant
+def by_tile(family, dtype, most, largest, residual=None):
+    """Of a family that works in tiles the variant with the largest or the smallest one of at most so many columns."""
+    fit = [v for v in VARIANTS if v.family == family and v.type == dtype and v.tile_cols <= most and
+           (residual is None or v.when["residual"] in (residual, BOTH))]
+    if not fit:
+        raise ValueError(f"no {family} of this file is for so few columns")
+    return (max if largest else min)(fit, key=lambda v: v.tile_cols)
+
+
+def forward_variant(dtype, n, units, residual, plain):
+    """As plan_triton.c chooses. plain: a weight of x's type without offset."""
+    lanes = lanes_of(n)
+    steps = -(-n // lanes)
+    few = plain and units <= 1024 and units * n <= 2**22
+    return (few and find("forward_few", dtype, lanes, steps, residual) or
+            find("forward_row", dtype, lanes, steps, residual) or
+            by_tile("forward_long", dtype, n, True, residual))
 
 
 def launch(variant, grid, values):
@@ -83,8 +96,8 @@ def _forward(x, weight, eps, residual, weight_offset, round_sum, round_xhat, res
         total = torch.empty_like(rows) if residual_out is None else _rows(residual_out)
     if units:
         nothing = absent(rows)
-        variant = find("forward_row", dtype, lanes, -(-n // lanes), with_residual) or find(
-            "forward_long", dtype, lanes, 0, with_residual)
+        variant = forward_variant(dtype, n, units, with_residual,
+                                  weight is not None and weight.dtype == x.dtype and not weight_offset)
         values = {"weight": nothing if weight is None else weight, "rstd_out": rstd, "units": units, "heads": 1,
                   "live_rows": absent(rows, torch.int64), "groups": 1, "group_cols": n, "lanes": lanes,
                   "divisor": float(n), "eps": float(eps),
@@ -139,11 +152,11 @@ def rms_norm_backward(dy, x, weight=None, rstd=None, eps=1e-6, *, dresidual_out=
         launch(variant, -(-values["chunks"] // variant.tile_rows), values)
     elif wants_dweight:
         values["sums"] = torch.empty(3 * units, device=x.device, dtype=torch.float32)
-        launch(_long("backward_long_sums", dtype, lanes, n), units, values)
-        columns = _long("backward_long", dtype, lanes, n)
+        launch(by_tile("backward_long_sums", dtype, lanes, units < FEW), units, values)
+        columns = by_tile("backward_long", dtype, lanes, True)
         launch(columns, chunks.C * -(-n // columns.tile_cols), values)
     else:
-        launch(_long("backward_long_dx", dtype, lanes, n), units, values)
+        launch(by_tile("backward_long_dx", dtype, lanes, True), units, values)
     if wants_dweight:
         total, fold = find("dweight_sum", 0, 0, 0), find("dweight_fold", 0, 0, 0)
         values = {"partials": partials, "dweight": dweight.view(torch.int8), "chunks": chunks.C, "chunk_step": 1,

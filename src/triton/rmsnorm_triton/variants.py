@@ -4,7 +4,8 @@ A variant is a kernel with its constants fixed. `when` says for which problems i
 a family asks of a problem is written at `FAMILIES`. docs: aot.py has the list of parameter names.
 
 Threads: a tile of a fast kernel is spread so that each thread has 16 bytes of every step (8 elements of 2 bytes, 4 of
-4), and a narrow row shares its program with others until the program has some 128 threads.
+4), or 8 where registers are short, and a narrow row shares its program with others until the program has some 128
+threads. The numbers are the fastest of those tried on one H200; docs/performance.md says which.
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -15,7 +16,8 @@ from . import backward, backward_long, forward, general_backward, general_forwar
 
 TYPES = {1: "fp32", 2: "fp16", 3: "bf16"}  # rmsnorm_dtype
 SIZES = {1: 4, 2: 2, 3: 2}
-BF16, BOTH = 3, 2  # BOTH: with or without a residual
+F32, F16, BF16 = 1, 2, 3
+BOTH = 2  #: with or without a residual
 
 UNTYPED = {"x", "residual", "gate", "weight", "y", "residual_out", "q", "scale_out", "dy", "dresidual_out", "dx",
            "dresidual", "dgate", "dweight"}
@@ -73,82 +75,117 @@ class Variant:
 
 def _row(dtype, residual, lanes, steps):
     run = 16 // SIZES[dtype]
-    rows = max(1, 128 * run // lanes)
+    rows, cuts, registers = max(1, 128 * run // lanes), 1, 0
     threads = max(128, min(1024, lanes // run))
-    registers, cuts = 0, 1
     if steps < 4:
-        rows *= 4 // steps  # as many loads under way as with 4 steps
-        cuts = 4 if steps == 1 else 1  # each statistic is computed by two threads of its row, not by eight
-    elif residual == 0 and (threads < 512 or steps == 4):
+        # Fewer threads share a row, so that its statistic, which they all compute alike, is computed by fewer.
+        rows, cuts, threads = {(1, 1): (16, 4), (2, 1): (32, 4), (3, 1): (16, 2), (1, 2): (8, 2), (2, 2): (16, 2),
+                               (3, 2): (16, 2)}[dtype, steps] + (64,)
+    elif threads == 512:
+        registers = 64 if steps == 4 else 0
+    elif steps == 4 and (lanes, residual) == (64, 1):
+        rows, threads = 8, 64
+    elif steps == 4 and residual != 1 and dtype != F32 and threads < 512:
         # Some 60 KiB have to be under way on a multiprocessor, and so many rows have to fit at once.
-        registers = {4: 64, 6: 96 if lanes < 2048 else 80, 8: 128}[steps]
-    elif threads == 512 and steps == 4:
-        registers = 64
+        registers = 80 if threads == 128 else 64
+    elif residual == 0 and threads < 512:
+        registers = {6: 96 if lanes < 2048 else 80, 8: 128}[steps]
     return Variant("forward_row", forward.forward_row,
                    {"HAS_RESIDUAL": residual != 0, "R": rows, "W": lanes, "J": steps, "S": cuts}, threads,
                    type=dtype, when={"type": dtype, "residual": residual, "lanes": lanes, "steps": steps},
                    tile_rows=rows, any_grid=0, registers=registers)
 
 
-def _long(dtype, residual):
-    lanes = 4096  # at once; a row has to have as many
-    return Variant("forward_long", forward.forward_long, {"HAS_RESIDUAL": residual != 0, "W": lanes, "U": 4},
-                   threads=512, type=dtype, when={"type": dtype, "residual": residual, "lanes": 0},
-                   tile_cols=4 * lanes, any_grid=0, registers=64 if dtype == BF16 else 0)
+def _few(dtype, residual, lanes, steps):
+    """A row a program; 8 to 16 bytes of every step a thread, or fewer where a warp has more threads than that."""
+    threads = {64: 32, 128: 32, 256: 64, 512: 128, 1024: 128, 2048: 256, 4096: 256, 8192: 512}[lanes]
+    return Variant("forward_few", forward.forward_few, {"HAS_RESIDUAL": residual != 0, "W": lanes, "J": steps},
+                   threads, type=dtype, any_grid=0,
+                   when={"type": dtype, "residual": residual, "lanes": lanes, "steps": steps})
+
+
+def _long(dtype, residual, lanes, least):
+    """`lanes` of them at once. `least`: how many columns make it worth it."""
+    steps = 2 if residual == 1 else 4
+    return Variant("forward_long", forward.forward_long, {"HAS_RESIDUAL": residual != 0, "W": lanes, "U": steps},
+                   threads=lanes * SIZES[dtype] // 16, type=dtype, tile_cols=least, any_grid=0,
+                   when={"type": dtype, "residual": residual, "lanes": 0, "tile": lanes},
+                   registers=0 if dtype == F16 else 64)
+
+
+# Of backward_rows: chunks a program, parts of the lanes, threads, registers, stages. Each was the best of some dozen,
+# or within two hundredths of it where that one is worse with a residual's gradient. What decides: the sums of dweight,
+# the weight, and x and dy on their way lie in registers, 12 to 16 bytes a column; enough rows have to be under way on
+# a multiprocessor; and the chunks, of which there are only as many as the contract says, have to fit on it at once.
+_BACKWARD = {
+    (64, 1): (4, 1, 128, 128, 4), (64, 2): (4, 1, 128, 128, 3), (64, 4): (4, 1, 128, 168, 3),
+    (64, 8): (1, 1, 64, 128, 3), (128, 4): (1, 1, 32, 168, 3), (128, 8): (1, 1, 64, 128, 3),
+    (256, 4): (1, 1, 64, 128, 3), (512, 4): (1, 1, 128, 128, 4), (512, 6): (1, 1, 128, 128, 3),
+    (1024, 4): (1, 1, 128, 168, 4), (1024, 5): (1, 1, 256, 128, 3), (2048, 4): (1, 1, 512, 128, 4),
+}
 
 
 def _backward(dtype, lanes, steps):
-    run = 16 // SIZES[dtype]
     row_lanes = max(1, 256 // lanes)
-    chunks, cuts = 1, 1
-    if steps < 4:
-        # A warp for the four rows of a chunk would have more to do for the rows than for their columns: 128 threads for
-        # the rows of several chunks, two words of 16 bytes of x and of dy each.
-        cuts = 2 // steps
-        chunks = 128 * run * cuts // (row_lanes * lanes)
-    threads = max(32, chunks * row_lanes * lanes // run // cuts)
-    if steps > 4 and dtype != 1:
-        threads *= 2  # the sums of dweight take a register for every column
-    threads = min(512, threads)  # more would have too few registers each
+    if dtype != F32 and (lanes, steps) in _BACKWARD:
+        chunks, cuts, threads, registers, stages = _BACKWARD[lanes, steps]
+    elif dtype != F32:
+        chunks, cuts, threads, stages = 1, 1, min(512, lanes // 4), 4 if lanes == 1024 else 3
+        registers = 168 if lanes <= 1024 else 128
+    elif lanes == 64 and steps <= 4:
+        chunks, cuts, threads, registers, stages = 2, 1, 128, 128, 3
+    else:
+        chunks, cuts, threads, registers, stages = 1, 1, min(512, lanes * row_lanes // 4), 128, 3
     return Variant("backward_rows", backward.backward_rows,
-                   {"P": row_lanes, "Q": chunks, "W": lanes, "J": steps, "S": cuts, "STAGES": 2}, threads, type=dtype,
-                   when={"type": dtype, "lanes": lanes, "steps": steps, "row_lanes": row_lanes},
-                   tile_rows=chunks, registers=168 if steps >= 4 and threads <= (256 if dtype == 1 else 128) else 128)
+                   {"P": row_lanes, "Q": chunks, "W": lanes, "J": steps, "S": cuts, "STAGES": stages}, threads,
+                   type=dtype, when={"type": dtype, "lanes": lanes, "steps": steps, "row_lanes": row_lanes},
+                   tile_rows=chunks, registers=registers)
 
 
 def _long_backward(dtype):
-    """A row a program (512 threads), then W columns of a chunk (128): 16 bytes a thread of each of U steps."""
+    """A row a program, then W columns of a chunk; 16 bytes a thread of each of U steps. Many rows are read best by many
+    small programs, and few by large ones."""
     run = 16 // SIZES[dtype]
-    for kernel, threads, steps in ((backward_long.backward_long_sums, 2048 // run, 4),
-                                   (backward_long.backward_long, 128, 4 if dtype != 1 else 2),
-                                   (backward_long.backward_long_dx, 2048 // run, 4 if dtype != 1 else 2)):
+    for kernel, threads, steps, registers in (
+            (backward_long.backward_long_sums, 1024 // run, 1, 64),
+            (backward_long.backward_long_sums, 512, 2 if dtype != F32 else 4, 128),
+            (backward_long.backward_long, 1024 // run, 1, 64),
+            (backward_long.backward_long_dx, 2048 // run, 4 if dtype != F32 else 2, 128)):
         tile = threads * run
         yield Variant(kernel.__name__, kernel, {"W": tile, "U": steps}, threads, type=dtype,
-                      when={"type": dtype, "lanes": 0}, tile_cols=tile, registers=128)
+                      when={"type": dtype, "lanes": 0, "tile": tile}, tile_cols=tile, registers=registers)
 
 
 def _all():
     for lanes in (64, 128, 256, 512, 1024, 2048, 4096):
         for steps in {64: (1, 2, 4, 8), 128: (4, 8)}.get(lanes, (4, 6, 8)):
             for residual in (0, 1):
-                yield _row(BF16, residual, lanes, steps)
-        for dtype in (1, 2):
+                if lanes < 4096 or residual:  # without one the long kernel is faster
+                    yield _row(BF16, residual, lanes, steps)
+        for dtype in (F32, F16):
             # 8 steps of 4096 lanes of 4 bytes do not fit into the registers of 1024 threads.
-            for steps in {64: (2, 4, 8), 4096: (4,) if dtype == 1 else (4, 8)}.get(lanes, (4, 8)):
+            for steps in {64: (1, 2, 4, 8), 4096: (4,) if dtype == F32 else (4, 8)}.get(lanes, (4, 8)):
                 yield _row(dtype, BOTH, lanes, steps)
         for steps in {64: (1, 2, 4, 8), 128: (4, 8), 256: (4, 8), 4096: (4,)}.get(lanes, (4, 5, 6, 7, 8)):
             yield _backward(BF16, lanes, steps)
-        for dtype in (1, 2):
-            for steps in (4, 8) if lanes < 4096 else (4,) if dtype == 2 else ():  # f32 would not fit
+        for dtype in (F32, F16):
+            every = (1, 2, 4, 8) if lanes == 64 else (4, 8)
+            if dtype == F32 and lanes >= 2048:  # more would not fit
+                every = (4,) if lanes == 2048 else ()
+            for steps in every if lanes < 4096 else every[:1]:
                 yield _backward(dtype, lanes, steps)
-    yield _row(BF16, 0, 8192, 4)
     yield _row(BF16, 1, 8192, 4)
-    for dtype, residual in ((BF16, 0), (BF16, 1), (1, BOTH), (2, BOTH)):
-        yield _long(dtype, residual)
-    for dtype in (BF16, 1, 2):
+    for residual in (0, 1):
+        for lanes in (64, 128, 256, 512, 1024, 2048, 4096, 8192):
+            for steps in {64: (1, 2, 4, 8), 128: (4, 8), 256: (4, 8), 512: (4, 8), 8192: (4,)}.get(lanes, (4, 6, 8)):
+                yield _few(BF16, residual, lanes, steps)
+    for dtype, residual, lanes, least in ((BF16, 0, 2048, 8192), (BF16, 0, 4096, 32768), (BF16, 1, 4096, 16384),
+                                          (F32, BOTH, 2048, 8192), (F16, BOTH, 2048, 8192)):
+        yield _long(dtype, residual, lanes, least)
+    for dtype in (BF16, F32, F16):
         yield from _long_backward(dtype)
-    yield Variant("dweight_fold", backward.dweight_fold, {"K": 64, "W": 64}, threads=128, tile_rows=64, tile_cols=64)
-    yield Variant("dweight_sum", backward.dweight_sum, {"K": 128, "W": 16}, threads=128, tile_cols=16)
+    yield Variant("dweight_fold", backward.dweight_fold, {"K": 32, "W": 64}, threads=128, tile_rows=32, tile_cols=64)
+    yield Variant("dweight_sum", backward.dweight_sum, {"K": 128, "W": 8}, threads=128, tile_cols=8)
     for tile, threads in ((256, 64), (2048, 512)):
         yield Variant("general_forward", general_forward.general_forward, {"T": tile}, threads, when={"tile": tile},
                       tile_cols=tile)
