@@ -61,7 +61,7 @@ def variant(family: str, target: str, parameters: list[dict], when: dict, **more
 
 def few(kind: int, tensors: str) -> list[dict]:
     """The parameters of forward_few: no heads, no live rows, no switches of the weight."""
-    left_out = {"heads", "groups", "units", "live_rows", "live_most", "live_factor", "weight_type", "weight_offset",
+    left_out = {"heads", "groups", "units", "live_rows", "live_most", "live_factor", "weight_type",
                 "weight_head_stride", "weight_group_stride", "round_rstd"}
     every = fast(kind, tensors, pointers("rstd_out", "*fp32", 4))
     return [p for p in every if p["name"] not in left_out and not p["name"].endswith("_head_stride")]

@@ -26,10 +26,10 @@ INEXACT = {
     "gfx": r"\bv_(?:exp|log|sin|cos)_f32\w*",  # rcp, rsq and sqrt are steps of the exact sequences
 }
 WIDE = {
-    "sm": (r"\b(?:ld\.global(?:\.\w+)*\.v4\.b32|cp\.async\.cg\.shared)", r"\bst\.global(?:\.\w+)*\.v4\.b32"),
+    "sm": (r"\b(?:ld\.global(?:[.:]+\w+)*\.v4\.b32|cp\.async\.cg\.shared)", r"\bst\.global(?:[.:]+\w+)*\.v4\.b32"),
     "gfx": (r"\b(?:global|buffer)_load_dwordx4", r"\b(?:global|buffer)_store_dwordx4"),
 }
-FAST = ("forward_row", "forward_few", "forward_long", "backward_rows", "backward_long", "backward_long_dx")
+FAST = ("forward_row", "forward_long", "backward_rows", "backward_long", "backward_long_dx")
 
 
 def number(text, pattern):

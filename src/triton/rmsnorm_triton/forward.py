@@ -259,11 +259,11 @@ def forward_row(x, residual, weight, y, residual_out, rstd_out, live_rows,
 @triton.jit(do_not_specialize=RUN_TIME)
 def forward_few(x, residual, weight, y, residual_out, rstd_out,
                 x_row_stride, residual_row_stride, y_row_stride, residual_out_row_stride,
-                group_cols, divisor, eps, round_sum, round_xhat, HAS_RESIDUAL: tl.constexpr, W: tl.constexpr,
-                J: tl.constexpr):
+                group_cols, divisor, eps, weight_offset, round_sum, round_xhat, HAS_RESIDUAL: tl.constexpr,
+                W: tl.constexpr, J: tl.constexpr):
     """forward_row for a launch that lasts as long as one row: nothing is asked that the plan knows. A row a program,
     one head, one group, a weight of the kernel's type without offset, all rows live, rstd not rounded; with a residual
-    its sum is kept."""
+    its sum is kept. (weight_offset is -0: see `normed`, where a number that the compiler knew would not do.)"""
     unit = tl.program_id(0) + tl.arange(0, 1)
     row = unit.to(tl.int64)[:, None]
     x += row * x_row_stride
@@ -280,7 +280,7 @@ def forward_few(x, residual, weight, y, residual_out, rstd_out,
     # A code that says that the weight is of the kernel's type: every narrow one does, beside narrow tensors.
     own: tl.constexpr = F32 if weight.dtype.element_ty == tl.float32 else BF16
     finish_rows(us, ws, unit, unit + 1, y, residual_out, rstd_out, True, divisor, eps, round_xhat, F32, weight, own,
-                negative_zero(), 0, group_cols, HAS_RESIDUAL, True, 1, W, J, 1)
+                weight_offset, 0, group_cols, HAS_RESIDUAL, True, 1, W, J, 1)
 
 
 @triton.jit

@@ -135,7 +135,8 @@ def _backward(dtype, lanes, steps):
     elif lanes == 64 and steps <= 4:
         chunks, cuts, threads, registers, stages = 2, 1, 128, 128, 3
     else:
-        chunks, cuts, threads, registers, stages = 1, 1, min(512, lanes * row_lanes // 4), 128, 3
+        chunks, cuts, threads, stages = 1, 1, min(512, lanes * row_lanes // 4), 3
+        registers = 168 if steps == 8 else 128
     return Variant("backward_rows", backward.backward_rows,
                    {"P": row_lanes, "Q": chunks, "W": lanes, "J": steps, "S": cuts, "STAGES": stages}, threads,
                    type=dtype, when={"type": dtype, "lanes": lanes, "steps": steps, "row_lanes": row_lanes},
