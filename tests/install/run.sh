@@ -43,5 +43,5 @@ target_link_libraries(use PRIVATE rmsnorm::rmsnorm)
 END
 # Without kernels for GPUs, which take minutes to build and are no different there.
 cmake -S "$work/sub" -B "$work/sub/build" -DRMSNORM_CUDA=OFF >/dev/null
-cmake --build "$work/sub/build" >/dev/null
+cmake --build "$work/sub/build" -j"$(nproc)" >/dev/null
 "$work/sub/build/use"
