@@ -81,12 +81,13 @@ def constants_for(target, variant):
     if target.startswith("gfx") and constants.get("J", 8) <= 4 and "Q" in constants:
         while constants["Q"] * constants["P"] * constants["W"] // constants["S"] < 64 * 16 // SIZES[variant.type]:
             constants["Q"] *= 2
-    if constants.get("STAGES", 1) > 1:
+    while constants.get("STAGES", 1) > 1:
         # One row fewer than stages lies there: of x and dy, or, with one less again, of the residual's gradient, too.
         row = constants["Q"] * constants["P"] * constants["W"] * constants["J"] * SIZES[variant.type]
         most = max(2 * (constants["STAGES"] - 1), 3 * max(1, constants["STAGES"] - 2))
-        if target.startswith("gfx") or most * row + 4096 > LOCAL[target]:
-            constants["STAGES"] = 1
+        if not target.startswith("gfx") and most * row + 4096 <= LOCAL[target]:
+            break
+        constants["STAGES"] -= 1
     return constants
 
 
