@@ -99,6 +99,8 @@ def _row(dtype, residual, lanes, steps):
 def _few(dtype, residual, lanes, steps):
     """A row a program; 8 to 16 bytes of every step a thread, or fewer where a warp has more threads than that."""
     threads = {64: 32, 128: 32, 256: 64, 512: 128, 1024: 128, 2048: 256, 4096: 256, 8192: 512}[lanes]
+    if lanes * steps > 16384:
+        threads = 512
     return Variant("forward_few", forward.forward_few, {"HAS_RESIDUAL": residual != 0, "W": lanes, "J": steps},
                    threads, type=dtype, any_grid=0,
                    when={"type": dtype, "residual": residual, "lanes": lanes, "steps": steps})
