@@ -12,7 +12,7 @@ from .variants import BOTH, VARIANTS
 
 DTYPES = {torch.float32: 1, torch.float16: 2, torch.bfloat16: 3}
 MANY_CHUNKS = 256  # from so many on their sum is made in two steps
-FEW = 512  # less rows than this do not fill a GPU
+FEW = 512  # fewer rows than this do not fill a GPU
 _absent = {}
 
 

@@ -5,7 +5,7 @@ a family asks of a problem is written at `FAMILIES`. docs: aot.py has the list o
 
 Threads: a tile of a fast kernel is spread so that each thread has 16 bytes of every step (8 elements of 2 bytes, 4 of
 4), or 8 where registers are short, and a narrow row shares its program with others until the program has some 128
-threads. The numbers are the fastest of those tried on one H200; docs/performance.md says which.
+threads. The numbers for lengths that were tried are the fastest of those tried on one H200; others follow them.
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -17,7 +17,7 @@ from . import backward, backward_long, forward, general_backward, general_forwar
 TYPES = {1: "fp32", 2: "fp16", 3: "bf16"}  # rmsnorm_dtype
 SIZES = {1: 4, 2: 2, 3: 2}
 F32, F16, BF16 = 1, 2, 3
-BOTH = 2  #: with or without a residual
+BOTH = 2  # with or without a residual
 
 UNTYPED = {"x", "residual", "gate", "weight", "y", "residual_out", "q", "scale_out", "dy", "dresidual_out", "dx",
            "dresidual", "dgate", "dweight"}
@@ -107,7 +107,7 @@ def _few(dtype, residual, lanes, steps):
 
 
 def _long(dtype, residual, lanes, least):
-    """`lanes` of them at once. `least`: how many columns make it worth it."""
+    """`lanes` of them at once. `least`: how many columns make it worth it; a plan finds it in tile_cols."""
     steps = 2 if residual == 1 else 4
     return Variant("forward_long", forward.forward_long, {"HAS_RESIDUAL": residual != 0, "W": lanes, "U": steps},
                    threads=lanes * SIZES[dtype] // 16, type=dtype, tile_cols=least, any_grid=0,
@@ -115,10 +115,11 @@ def _long(dtype, residual, lanes, least):
                    registers=0 if dtype == F16 else 64)
 
 
-# Of backward_rows: chunks a program, parts of the lanes, threads, registers, stages. Each was the best of some dozen,
-# or within two hundredths of it where that one is worse with a residual's gradient. What decides: the sums of dweight,
-# the weight, and x and dy on their way lie in registers, 12 to 16 bytes a column; enough rows have to be under way on
-# a multiprocessor; and the chunks, of which there are only as many as the contract says, have to fit on it at once.
+# Of backward_rows: chunks a program, parts of the lanes, threads, registers, stages. Those of up to 6 steps were each the
+# best of some dozen, or within two hundredths of it where that one is worse with a residual's gradient. What decides:
+# the sums of dweight, the weight, and x and dy on their way lie in registers, 12 to 16 bytes a column; enough rows have
+# to be under way on a multiprocessor; and the chunks, of which there are only as many as the contract says, have to fit
+# on it at once.
 _BACKWARD = {
     (64, 1): (4, 1, 128, 128, 4), (64, 2): (4, 1, 128, 128, 3), (64, 4): (4, 1, 128, 168, 3),
     (64, 8): (1, 1, 64, 128, 3), (128, 4): (1, 1, 32, 168, 3), (128, 8): (1, 1, 64, 128, 3),
