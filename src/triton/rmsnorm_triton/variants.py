@@ -115,11 +115,11 @@ def _long(dtype, residual, lanes, least):
                    registers=0 if dtype == F16 else 64)
 
 
-# Of backward_rows: chunks a program, parts of the lanes, threads, registers, stages. Those of up to 6 steps were each the
-# best of some dozen, or within two hundredths of it where that one is worse with a residual's gradient. What decides:
-# the sums of dweight, the weight, and x and dy on their way lie in registers, 12 to 16 bytes a column; enough rows have
-# to be under way on a multiprocessor; and the chunks, of which there are only as many as the contract says, have to fit
-# on it at once.
+# Of backward_rows: chunks a program, parts of the lanes, threads, registers, stages. Those of up to 6 steps were each
+# the best of some dozen, or within two hundredths of it where that one is worse with a residual's gradient. What
+# decides: the sums of dweight, the weight, and x and dy on their way lie in registers, 12 to 16 bytes a column; enough
+# rows have to be under way on a multiprocessor; and the chunks, of which there are only as many as the contract says,
+# have to fit on it at once.
 _BACKWARD = {
     (64, 1): (4, 1, 128, 128, 4), (64, 2): (4, 1, 128, 128, 3), (64, 4): (4, 1, 128, 168, 3),
     (64, 8): (1, 1, 64, 128, 3), (128, 4): (1, 1, 32, 168, 3), (128, 8): (1, 1, 64, 128, 3),
